@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pickle
@@ -18,18 +19,25 @@ from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    OverrideType,
+    RangeSweep,
+)
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import groups, refuse_misread, written_in
-from expt.command.grammar import lock, parse_one, with_classes_added
+from expt.command.conf_files import groups, options, refuse_misread, written_in
+from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import kind
-from expt.config.keys import all_keys, example_of, names_around, takes_list, typed
+from expt.config.keys import all_keys, example_of, in_a_shell, names_around, takes_list, typed
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import Settings, plain, with_value
 from expt.errors import ConfigError
@@ -135,6 +143,11 @@ class Composer:
                 f"{override.input_line}: a grid needs a list of values, and an interval has"
                 " infinitely many; list some, or add search=tpe"
             )
+        if isinstance(value, RangeSweep):
+            listed = ChoiceSweep(
+                list=[*numbers_of(override.input_line, value)], shuffle=value.shuffle
+            )
+            override = dataclasses.replace(override, _value=listed)
         known = value.filter(self.options(key)) if isinstance(value, Glob) else None
         texts = known if known is not None else [*override.sweep_string_iterator()]
         if not texts:
@@ -227,6 +240,9 @@ class _Base:
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         is_added = may_add or word.type != OverrideType.CHANGE
         _refuse_no_list(own, word)
+        is_name = path[1:] == ["name"] and isinstance(own.get(group), dict) and not is_custom
+        if is_name and value != own[group].get("name") and value in options(group):
+            raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
         if not is_added and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self.choices.get(group) or "")
             more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
@@ -291,9 +307,10 @@ def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
         return  # `with_value` names the whole list
     one = f"[{typed(word.value())}]" if is_list else typed(word.value())
     if node is ...:
-        raise ConfigError(f"{text}: nothing sets {key} yet; write the whole list, +{key}={one}")
+        whole = in_a_shell(f"+{key}={one}")
+        raise ConfigError(f"{text}: nothing sets {key} yet; write the whole list, {whole}")
     has_keys = not is_group and any(each.startswith(f"{key}.") for each in all_keys())
-    whole = example_of(path[:at]) if has_keys else f"{key}={one}"
+    whole = example_of(path[:at]) if has_keys else in_a_shell(f"{key}={one}")
     value = typed(kind(node) if is_group else node)
     raise ConfigError(f"{text}: {key} has one value, {value}; write {whole}")
 
@@ -302,8 +319,8 @@ def _to_delete(node: Any, path: Sequence[str], word: str) -> str:
     """Return the error for an element that is to be deleted, with the list that is left."""
     end = _list_on(node, path) or 0
     left = [each for at, each in enumerate(_descend(node, path[:end])[0]) if str(at) != path[end]]
-    key = ".".join(path[:end])
-    return f"{word}: is in a list; write the list that is left, e.g. {key}={typed(left)}"
+    whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
+    return f"{word}: is in a list; write the list that is left, e.g. {whole}"
 
 
 def _around(node: Any, path: Sequence[str]) -> Iterator[str]:

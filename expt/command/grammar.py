@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    FloatRange,
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+)
 from hydra.errors import OverrideParseException
 
 from expt.config import keys
@@ -115,14 +123,41 @@ def parse_one(word: str) -> Override:
     """Read one override; it is shared, so leave it unchanged."""
     with lock:
         try:
-            return _parser().parse_overrides([word])[0]
+            override = _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
             raise ConfigError(f"{word}: {_unreadable(word, error)}") from error
+    if isinstance(several := override.value(), ChoiceSweep):
+        several.list = [*_elements(word, several)]
+    return override
+
+
+def _elements(word: str, value: Any) -> Iterator[Any]:
+    """Yield the values of an axis, also of ranges and choices in it, which Hydra can't list."""
+    if isinstance(value, ChoiceSweep):
+        for each in value.list:
+            yield from _elements(word, each)
+    elif isinstance(value, RangeSweep):
+        yield from numbers_of(word, value)
+    elif isinstance(value, IntervalSweep | Glob):
+        raise ConfigError(f"{word}: an interval or glob is an axis by itself; list values instead")
+    else:
+        yield value
+
+
+def numbers_of(word: object, sweep: RangeSweep) -> Iterator[float]:
+    """Yield the numbers of a range by the decimals that are typed: 0.8, not 0.7999999999999999."""
+    if not sweep.step:
+        raise ConfigError(f"{word}: a range has a step other than 0")
+    if isinstance(found := sweep.range(), range):
+        yield from found
+    else:
+        ends = (sweep.start, sweep.stop, sweep.step)
+        yield from FloatRange(*(decimal.Decimal(str(end)) for end in ends))
 
 
 def _unreadable(word: str, error: Exception) -> str:
     """Return why the grammar has no reading for a word, and how it is written."""
-    if "=" not in word and not word.startswith("~"):
+    if ("=" not in word and not word.startswith("~")) or re.match(r"[^=]*\s=", word):
         return "is not of the form key=value; write both in one word, without spaces"
     known = create_functions().functions
     called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", word))

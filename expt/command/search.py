@@ -183,7 +183,7 @@ class SearchCommand:
         return valid[0] if valid else values
 
     def _differences(self, values: Values, record: Record) -> dict[str, str]:
-        """Return how a run of these values differs from this command's, its data first.
+        """Return how a run of these values differs from this command's: data and choices first.
 
         Each key is a setting, or "its data", "its code", ..., and the text has both values.
         """
@@ -198,7 +198,7 @@ class SearchCommand:
             return {}
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         settings = keys.differing(then, now, "result")
-        settings.sort(key=lambda key: not key.startswith("dataset."))
+        settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
         found = {
             (short := key.removesuffix(".name")): (
                 f"{short}={keys.typed(then.get(key))} there, {keys.typed(now.get(key))} here"

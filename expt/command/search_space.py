@@ -18,6 +18,7 @@ from expt.command.grammar import (
     Override,
     RangeSweep,
     key_of,
+    numbers_of,
     parse,
     parse_one,
     readable,
@@ -256,10 +257,10 @@ def _interval(name: str, word: str, sweep: Any, log: bool) -> Parameter:
 
 
 def _range(name: str, word: str, sweep: Any, log: bool) -> Parameter:
+    if next(numbers_of(word, sweep), None) is None:
+        raise ConfigError(f"{word}: the range is empty; its end is exclusive")
     start, stop, step = sweep.start, sweep.stop, sweep.step
     count = math.ceil((stop - start) / step - 1e-9)
-    if count < 1:
-        raise ConfigError(f"{word}: the range is empty; its end is exclusive")
     is_int = all(isinstance(each, int) for each in (start, stop, step))
     low, high = sorted((start, start + (count - 1) * step))
     if not is_int:  # as typed: 0.7 + 2 * 0.1 is a little less than 0.9

@@ -156,6 +156,7 @@ def _joined(key: str, lines: list[str]) -> str:
 
 
 _NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
+_RESOLVER = r"\$\{(?=[\w.]+:)"
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -169,12 +170,11 @@ def _fix(
     if "input should be" not in line:
         return ""
     value, text = value_at(node, key.split(".")), origin.texts.get(key)
-    is_variable = (
-        isinstance(value, str) and "oc.env:" in str(text) and "oc.decode:" not in str(text)
-    )
-    if text is not None and not is_variable:
+    is_resolved = re.search(_RESOLVER, str(text)) and "oc.decode:" not in str(text)
+    if text is not None and not (isinstance(value, str) and is_resolved):
         return f"; it came from {text}"
-    came = f"it came from {text}, and variables are texts; " if text else ""
+    kind_of = "variables are texts" if "oc.env:" in str(text) else "is a text"
+    came = f"it came from {text}, and {kind_of}; " if text else ""
     what = came or f"{value!r} is a text; " * isinstance(value, str)
     if several := _several(value, line, of_lists=key in lists):
         return f"; {what or 'a list is one value; '}{origin.several(key, ','.join(several))}"
@@ -191,7 +191,7 @@ def _fix(
         return f"; {what}{origin.fix(key, written)}" if is_null or meant is not None else ""
     if not is_null and meant is None and value[:1] not in ("[", "{"):
         return f"; it came from {text}"  # as a number, it would be as wrong
-    decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
+    decoded = f"{re.sub(_RESOLVER, '${oc.decode:${', text, count=1)}}}"
     also = f", with {written} in place of {value}" * (meant is not None and written != value)
     return f"; {came}{origin.fix(key, decoded)}{also}"
 

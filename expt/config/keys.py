@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -125,11 +126,16 @@ def example_of(path: Sequence[str]) -> str:
     """Return a value as it is typed for a key that takes a list, or has keys below it."""
     key = ".".join(part for part in path if not part.isdigit())
     if example := meaning(key).example:
-        return example
+        return in_a_shell(example)
     below = next((names_of(cls)[0] for cls in _classes_at(path)), None)
     if below is None:
         return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
-    return f"{key}.{below}=..." if key in holders() else f"{key}=[{{{below}: ...}}]"
+    return f"{key}.{below}=..." if key in holders() else in_a_shell(f"{key}=[{{{below}: ...}}]")
+
+
+def in_a_shell(word: str) -> str:
+    """Return a word in quotes, if a shell would read it otherwise."""
+    return shlex.quote(word) if re.search(r"[^\w\[\]{}.,:=+@%/~-]|\{.*,", word) else word
 
 
 @functools.cache

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
-from expt.config.constraints import Key, Unit, kind
-from expt.config.groups import GROUPS
+from expt.config.constraints import Key, Unit
 from expt.config.kinds import conf_dir
 from expt.config.schema import RunConfig
 from expt.errors import listed
@@ -86,13 +85,13 @@ NONE: Unreached = MappingProxyType({})
 def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NONE) -> str | None:
     """Return a line that names the settings without effect in so short a run; None without any.
 
-    Those `of_classes` are settings of custom classes. Those at expt's own defaults are left out.
+    Those `of_classes` are settings of custom classes. Those that nobody chose are left out.
     """
     found = [f"{key}={keys.typed(value)}" for key, (_, value) in of_classes.items()]
     need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None
-        if length.reaches(meant.counts, count, later=meant.later) or value == _default(config, key):
+        if length.reaches(meant.counts, count, later=meant.later) or value == _defaults().get(key):
             continue
         found.append(f"{key}={keys.typed(value)}")
         units[meant.counts] = None
@@ -172,17 +171,10 @@ def resumable() -> frozenset[str]:
     return frozenset(key for key, each in changing.items() if each.resume and not each.varies)
 
 
-def _default(config: RunConfig, key: str) -> Any:
-    """Return the value in expt's own YAML; None where it has none."""
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """Return the values of expt's own config.yaml, without those of the choices of groups."""
     import yaml  # late: most runs reach all their settings
 
-    group, _, below = key.partition(".")
-    name, path = "config", key
-    if group in GROUPS:
-        name, path = f"{group}/{kind(getattr(config, group))}", below
-    file = conf_dir() / f"{name}.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 15 times as fast
-    node = yaml.load(file.read_bytes(), loader) if file.exists() else None
-    for part in path.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+    return keys.flat(yaml.load((conf_dir() / "config.yaml").read_bytes(), loader))

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -166,8 +165,7 @@ def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> 
         value = {name: value}
     size = f"{len(known)} element{'s' * (len(known) > 1)}"
     has = f"has {size}, counted from 0" if known else "is empty"
-    whole = f"{key}={keys.typed([*known, value])}"
-    whole = shlex.quote(whole) if re.search(r"[<>&|;() $]", whole) else whole
+    whole = keys.in_a_shell(f"{key}={keys.typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
 

@@ -89,7 +89,7 @@ class DDP:
 class Sharding:
     wrap: Annotated[
         Literal["auto"] | Count | tuple[Regex, ...],
-        Key(result="rounding", example="'sharding.wrap=[\"blocks\\..*\"]'"),
+        Key(result="rounding", example='sharding.wrap=["blocks\\..*"]'),
     ] = "auto"
     shards: Annotated[
         Literal["auto"] | Count, Key(result="rounding", only_if={"strategy": "hsdp"})
@@ -204,7 +204,7 @@ class RunConfig:
     ]
     weights: Annotated[Folder | None, Key(varies="source", evaluated_as="null")] = None
     fork: Annotated[Folder | None, Key(resume=True, varies="source", evaluated_as="null")] = None
-    freeze: Annotated[tuple[Regex, ...], Key(example="'freeze=[\"conv\"]'")] = ()
+    freeze: Annotated[tuple[Regex, ...], Key(example='freeze=["conv"]')] = ()
     deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
     drop_last: Annotated[bool, Key(fork="epoch")]
     batch_norm: Annotated[Literal["per_worker", "sync", "groups"], Key(evaluated_as="per_worker")]
@@ -218,12 +218,12 @@ class RunConfig:
     gradient_accumulation: Annotated[Literal["auto"] | Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[Regex, ...],
-        Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
+        Key(result="none", example='activation_checkpointing=["blocks\\..*"]'),
     ] = ()
     offload: Annotated[Literal["cpu"] | None, Key(result="none")] = None
     callbacks: Annotated[
         tuple[Target, ...],
-        Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
+        Key(resume=True, evaluated_as="[]", example="callbacks=[{_target_: mine.Watch}]"),
     ] = ()
     eval_split: Literal["val", "test"]
     eval_every_steps: Annotated[

@@ -160,7 +160,7 @@ class Runs(list[Result]):
         """
         from expt.search.conclusion import best_of  # late: few ask for it
 
-        found = self._found()
+        found = sorted(self._found(), key=lambda run: (run.number, run.folder))  # as a table has
         folders = {run.folder.parent for run in found}
         for folder in folders:
             found = in_newest(folder, found)[0]

@@ -55,7 +55,8 @@ class Source(NamedTuple):
             lengths = {key: getattr(config, key) for key in ("epochs", "max_steps")}
             then = self.checkpoint.config
             longer = [f"{key}={n}" for key, n in lengths.items() if n and n != then.get(key)]
-            words = [f"fork={run}@{self.checkpoint.step}", *(fork.longer(config) or longer)]
+            kept = [_typed(key, shown(config)) for key in self.changed(config)]  # it has all others
+            words = [f"fork={run}@{self.checkpoint.step}", *kept, *(fork.longer(config) or longer)]
             return f"begin another run from there by {' '.join(words)}"
         if self.rule == "resume" and config is None:
             return "start a new run"

@@ -23,7 +23,7 @@ class Config(Target):
 
     takes: ClassVar[type[Feature]] = Anything
     metrics: Annotated[
-        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
+        dict[str, Better | TargetMetric], Key(example="task.metrics={near: max}")
     ] = dataclasses.field(default_factory=dict)
 
     @property

@@ -218,3 +218,10 @@ def test_what_other_ways_give_rightly_is_silent(capsys: Capture) -> None:
     words = ["experiment=one", "batch_size=${optimizer.nesterov}"]
     assert "batch_size=" in refused(*words)  # and nothing else
     assert capsys.readouterr().err == ""
+
+
+def test_a_text_of_any_resolver_is_decoded_as_advised() -> None:
+    found = refused("seed=${now:%Y}")
+    assert found.endswith("""is a text; write 'seed="${oc.decode:${now:%Y}}"'""")
+    word = readable("seed=${oc.decode:${now:%Y}}")
+    assert parse(composer().settings([word], sweep=False), HERE).seed > 2000

@@ -97,6 +97,27 @@ def test_an_axis_has_values(word: str) -> None:
         Grid(["optimizer.lr=interval(0,1)"], composer())
 
 
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("seed=range(0,2),7", ["0", "1", "7"]),
+        ("seed=9,choice(1,2),range(4,8,2)", ["9", "1", "2", "4", "6"]),
+        ("model.dropout=range(0,0.2,0.1),0.5", ["0.0", "0.1", "0.5"]),
+        ("model.dropout=range(0.7,0.9,0.1)", ["0.7", "0.8"]),
+        ("model.dropout=range(0.9,0.6,-0.1)", ["0.9", "0.8", "0.7"]),
+    ],
+)
+def test_a_range_has_the_numbers_that_are_typed_and_may_be_one_of_several_values(
+    word: str, values: list[str]
+) -> None:
+    key = word.partition("=")[0]
+    assert [*Grid([word], composer())] == [[f"{key}={value}"] for value in values]
+    with pytest.raises(ConfigError, match="an axis by itself"):
+        Grid(["model.dropout=interval(0,1),5"], composer())
+    with pytest.raises(ConfigError, match="step other than 0"):
+        Grid(["seed=range(0,3,0)"], composer())
+
+
 def test_each_run_is_in_a_folder_that_says_what_differs(tmp_path: Path) -> None:
     first, second = runs(tmp_path, "seed=0,1", "epochs=2", first=5)
     folders = [run.job.paths.folder.name for run in (first, second)]

@@ -28,6 +28,9 @@ BEYOND = {
     "scheduler=step scheduler.every_epochs=2.5": "2 epochs",
     "scheduler=cosine scheduler.warmup_epochs=2 epochs=4 max_steps=30": "1.5 epochs",
     "scheduler=plateau scheduler.patience=2": "2 evaluations",
+    # a choice that does nothing with its own defaults
+    "scheduler=step": "2 epochs",
+    "scheduler=plateau": "2 evaluations",
     "scheduler=plateau scheduler.cooldown=2": "2 evaluations",
     "optimizer.groups=[{match: a, epochs: 3}]": "2 epochs",
     "log_every=100": "40 steps",
@@ -68,7 +71,8 @@ REACHED = (
         "checkpoint.every_steps=1",
         "max_minutes=1",
     ),
-    *("early_stop={metric: loss/val, patience: 2} eval_every_steps=10", "scheduler=step"),
+    "early_stop={metric: loss/val, patience: 2} eval_every_steps=10",
+    *("scheduler=step epochs=6", "scheduler=plateau epochs=13", "scheduler=one_cycle"),
 )
 
 

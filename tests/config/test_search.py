@@ -50,7 +50,7 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
         ({"reduction": 1}, "search.reduction=1"),
         ({"population": 8}, "search.population=8"),
         ({"name": "random", "random_fraction": 0.4}, "search.random_fraction=0.4"),
-        ({"name": "random", "warm_start": "a"}, "search.warm_start="),
+        ({"name": "random", "warm_start": "a"}, "search.warm_start=[a]: has"),
         ({"min_epochs": 2}, "search.min_epochs=2"),
         ({"rungs": "median", "reduction": 2}, "search.reduction=2"),
     ],

@@ -177,18 +177,18 @@ def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: Run
     with pytest.raises(ConfigError, match=word.partition("=")[0]) as refused:
         continued(configured(word), paths)
     is_fork_s = word.startswith(("optimizer", "scheduler"))  # and a fork keeps the others
-    end = f" by fork={paths.folder}@3" if is_fork_s else f" by weights={paths.folder}@last"
+    end = f" by fork={paths.folder}@3 {word}" if is_fork_s else f" by weights={paths.folder}@last"
     assert str(refused.value).endswith(end)
 
 
 def test_a_fork_that_needs_more_epochs_is_advised_so(
     configured: Configured, paths: RunPaths
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 epochs=2$"):
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 optimizer.lr=0.1 epochs=2$"):
         continued(configured("epochs=1", "optimizer.lr=0.1"), paths)
-    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 max_steps=4$"):
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 optimizer.lr=0.1 max_steps=4$"):
         continued(configured("max_steps=3", "optimizer.lr=0.1"), paths)
-    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 epochs=70$"):
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 optimizer.lr=0.1 epochs=70$"):
         continued(configured("epochs=70", "optimizer.lr=0.1"), paths)
 
 

@@ -13,6 +13,7 @@ import pytest
 import expt
 from expt.command import report, terminal
 from expt.errors import ConfigError
+from expt.python.results import Runs
 from expt.runs.grid import read_grid
 from expt.runs.paths import GRID_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
@@ -187,6 +188,15 @@ def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -
         assert choose(ordered, key=lambda run: run.objective).folder.name == "lr=1"
     assert runs.best.folder.name == "lr=1"
     assert runs.best.repetitions[0].folder.name == "lr=1"
+
+
+def test_of_equal_settings_the_first_row_is_the_best(tmp_path: Path) -> None:
+    for lr in (1, 2):
+        leave_run(tmp_path, f"lr={lr}", 0.5)
+    (tmp_path / "multirun.yaml").touch()
+    runs = expt.list_runs(tmp_path)
+    for ordered in (runs, Runs(runs[::-1])):
+        assert ordered.best.folder.name == "lr=1"
 
 
 @pytest.mark.usefixtures("own_handlers")
