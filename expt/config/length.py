@@ -100,7 +100,7 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
         return None
     has = listed([_amount(length.has(unit), unit) for unit in units])
     fix = _fix(config, need, length)
-    return f"the run has {has}, too few for {listed(found)} to have an effect{fix}"
+    return f"the run has {has}, too few to reach {listed(found)}{fix}"
 
 
 def effective(
