@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.table import Table
@@ -63,7 +64,7 @@ def table_of(rows: Sequence[Sequence[str]], left: Sequence[str] = ("",)) -> Tabl
 def test_a_table_shows_every_heading_and_number_whole(width: int | None) -> None:
     numbers = [f"{place}{10**place}.1234" for place in range(len(NAMES) - 1)]
     rows = [(split, *numbers, f"{split} {split}") for split in ("train", "val")]
-    how = {"width": width} if width else {}
+    how: dict[str, Any] = {"width": width} if width else {}
     console = text.Console(file=io.StringIO(), **how)
     console.print(table_of(rows))
     printed = console.file.getvalue()  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def test_interval_and_p_agree(seed: int) -> None:
     rows = {
         name: [draw(0.9 + 0.01 * at, 0.008) for _ in range(4)] for at, name in enumerate("abcdef")
     }
-    for one in verdict.verdicts(runs_of(**rows)).others:
+    for one in verdict.verdicts(runs_of("accuracy/val", **rows)).others:
         assert (
             (one.low < 0 < one.high) == (one.p >= verdict.LEVEL) == (one.in_words == "none shown")
         )
@@ -218,7 +218,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
 @pytest.mark.parametrize("rows", [{"a": A}, {"a": A[:1], "b": B[:1]}, {}])
 def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^--verdict: "):
-        verdict.verdicts(runs_of(**rows))
+        verdict.verdicts(runs_of("accuracy/val", **rows))
 
 
 def test_a_report_compares_the_runs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:

@@ -371,7 +371,7 @@ def test_what_cannot_be_copied_is_said(capsys: Capture) -> None:
 
 def test_a_model_that_keeps_what_it_has_computed_is_checked() -> None:
     module = nn.Linear(6, 4)
-    module.last = [module.weight * 2]
+    vars(module)["last"] = [module.weight * 2]
     with pytest.raises(ConfigError, match="gives a mean"):
         check(Task(mean), module=module)
 

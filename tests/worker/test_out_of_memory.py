@@ -340,4 +340,4 @@ def test_unequal_shares_are_named_where_a_worker_fails_or_waits(
     with pytest.raises(RuntimeError) as raised:
         batch.inputs.view(3)
     noted = in_words(raised.value, config)
-    assert (UNEQUAL in "".join(noted.__notes__)) == (of_all == 7)
+    assert (UNEQUAL in "".join(vars(noted)["__notes__"])) == (of_all == 7)
