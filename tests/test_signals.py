@@ -17,6 +17,7 @@ from tests.facade import Capture, Patch
 def _in_command(monkeypatch: Patch) -> None:
     """Heed signals as a command does, and not a call from Python."""
     monkeypatch.setattr(signals, "_in_command", True)
+    monkeypatch.setattr(signals, "_interrupted", False)  # by a command in this process before
 
 
 @pytest.fixture(autouse=True)

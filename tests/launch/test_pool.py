@@ -476,6 +476,7 @@ def heard(monkeypatch: Patch) -> Iterator[None]:
     """Signals are Python's own again afterwards."""
     before = {number: signal.getsignal(number) for number in signals.ASKING}
     monkeypatch.setattr(signals, "_in_command", True)
+    monkeypatch.setattr(signals, "_interrupted", False)  # by a command in this process before
     yield
     assert {number: signal.getsignal(number) for number in signals.ASKING} == before
     signals._received.clear()
