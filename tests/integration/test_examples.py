@@ -338,7 +338,7 @@ def example(tmp_path: Path) -> Callable[[str], Path]:
             for kind, values, header in (("images-idx3", pixels, 16), ("labels-idx1", labels, 8)):
                 with gzip.open(folder / f"{start}-{kind}-ubyte.gz", "wb") as file:
                     file.write(bytes(header) + values.numpy().tobytes())
-        words = torch.randint(97, 123, (800,), generator=drawn).tolist()
+        words = torch.randint(97, 123, (1200,), generator=drawn).tolist()
         (folder / "text.txt").write_text(" ".join(map(chr, words)))
         return folder
 
