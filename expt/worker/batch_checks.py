@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
@@ -47,13 +48,17 @@ class BatchChecks:
         self._own = {one for one in parts if isinstance(getattr(config, one), Target)}
         self._checks_curve = bool(parts) and config.gradient_accumulation != 1
         self._checks_evaluation = "model" in self._own
+        # Gloo compares sizes, and its error is explained.
+        self._checks_shares = bool(self._own) and worker.device.type == "cuda"
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
 
         Warns where micro-batches change the curve. Where the run `begins` with this epoch, checks
         the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
+        Raises ConfigError where NCCL would exchange unequal shares.
         """
+        batches = self._with_shares(batches) if self._checks_shares else batches
         checks_sums, number, size = begins and "task" in self._own, 0, self._worker.world_size
         while (checks_sums or self._checks_curve) and (batch := next(batches, None)) is not None:
             number += 1
@@ -72,6 +77,19 @@ class BatchChecks:
                 self._checks_curve = False
                 self._look_at_curve(few if self._own else None, -(-batch.global_size // size))
         yield from batches
+
+    def _with_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if self._checks_shares and batch.global_size % self._worker.world_size:
+                self._checks_shares = False
+                number = min(SAMPLES, batch.global_size // self._worker.world_size)
+                if _gathers(self._learner, batch, number, self._worker.device):
+                    raise ConfigError(
+                        f"drop_last=false: {batch.global_size} samples are unequal shares of"
+                        f" {self._worker.world_size} workers, and the model or the loss gathers"
+                        " them; use drop_last=true"
+                    )
+            yield batch
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches, and warn where a sample's outputs depend on others of its batch."""
@@ -194,6 +212,41 @@ def _numbers(
         own = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
         found += [each.double().flatten().cpu() for each in own]
     return torch.cat(found), total
+
+
+def _gathers(learner: Learner, batch: Batch, number: int, device: torch.device) -> bool:
+    """Return whether workers exchange tensors as large as their number of samples; a collective.
+
+    Not where integers are exchanged before, as to pad unequal shares. Samples may come in pairs.
+    """
+    if number < 4 or not can_be_cut(batch):
+        return False
+    found = list[list[tuple[int, bool]]]()
+    with contextlib.suppress(Exception):  # training will raise it
+        for size in (number, number - 2):
+            few = copied(part_of(batch, slice(size)))
+            module, task, few = _copies(learner, few._replace(global_size=size), 0)
+            with _looking(learner, device), learner.precision.autocast(), _Exchanges() as seen:
+                task.training_loss(task.forward(module.train(), few), few)
+            found.append(seen.tensors)
+    pairs = [*zip(*found, strict=False)] if len(found) == 2 else []
+    first = next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+    return first < len(pairs) and not any(is_integer for (_, is_integer), _ in pairs[:first])
+
+
+class _Exchanges(TorchDispatchMode):
+    """Notes the size of each tensor that collectives get, and whether it has integers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors = list[tuple[int, bool]]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if "c10d" in func.name():
+            self.tensors += [(one.numel(), not one.is_floating_point()) for one in leaves(args)]
+        return func(*args, **(kwargs or {}))
 
 
 def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: bool) -> bool:
