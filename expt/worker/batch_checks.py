@@ -49,7 +49,8 @@ class BatchChecks:
         self._checks_curve = bool(parts) and config.gradient_accumulation != 1
         self._checks_evaluation = "model" in self._own
         # Gloo compares sizes, and its error is explained.
-        self._checks_shares = bool(self._own) and worker.device.type == "cuda"
+        is_nccl = worker.device.type == "cuda" and worker.world_size > 1
+        self._checks_shares = bool(self._own) and is_nccl and not config.drop_last
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
@@ -139,9 +140,9 @@ class _Look:
         return None if any(each.lost({}) for each in self._watched) else self._few
 
 
-def _cut(batch: Batch) -> Batch:
+def _cut(batch: Batch, number: int = SAMPLES) -> Batch:
     """Return a copy of the first samples, which a step may change."""
-    few = copied(part_of(batch, slice(SAMPLES)))
+    few = copied(part_of(batch, slice(number)))
     return few._replace(global_size=few.size)
 
 
@@ -224,8 +225,7 @@ def _gathers(learner: Learner, batch: Batch, number: int, device: torch.device) 
     found = list[list[tuple[int, bool]]]()
     with contextlib.suppress(Exception):  # training will raise it
         for size in (number, number - 2):
-            few = copied(part_of(batch, slice(size)))
-            module, task, few = _copies(learner, few._replace(global_size=size), 0)
+            module, task, few = _copies(learner, _cut(batch, size), 0)
             with _looking(learner, device), learner.precision.autocast(), _Exchanges() as seen:
                 task.training_loss(task.forward(module.train(), few), few)
             found.append(seen.tensors)

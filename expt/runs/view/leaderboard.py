@@ -22,7 +22,7 @@ from expt.runs.found import FoundRun, results
 from expt.runs.grid import read_grid
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
-from expt.runs.view.listing import best_first, chosen, falls, ordered, parts_of
+from expt.runs.view.listing import best_first, chosen, falls, ordered, parts_of, values_of
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
@@ -180,7 +180,8 @@ def filtered(
     passes as a whole, if one of its runs does: without the others its mean would be chosen too.
     Raises ConfigError as `chosen`.
     """
-    by_run = [text for text in filters if parts_of(text, runs)[0] in REPEATED]
+    every = [*map(values_of, runs)]
+    by_run = [text for text in filters if parts_of(text, every)[0] in REPEATED]
     passed, among = {run.folder for run in chosen(runs, filters)}, chosen(runs, by_run)
     if by_run:
         among = [dataclasses.replace(run, is_chosen_repetition=True) for run in among]

@@ -50,11 +50,12 @@ def chosen(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
 
     Raises ConfigError for a text that is not a filter, or of a key that no run has.
     """
-    tests = [_filter(text, runs) for text in filters]
-    return [run for run in runs if all(test(_values(run)) for test in tests)]
+    every = [*map(values_of, runs)]
+    tests = [_filter(text, every) for text in filters]
+    return [run for run, own in zip(runs, every, strict=True) if all(test(own) for test in tests)]
 
 
-def _values(run: FoundRun) -> Values:
+def values_of(run: FoundRun) -> Values:
     """Return the values of a run, and each element of a list by a key of its own."""
     lists = ((key, value) for key, value in run.settings.items() if isinstance(value, list))
     elements = {f"{key}.{at}": each for key, value in lists for at, each in enumerate(value)}
@@ -66,7 +67,7 @@ def in_order(runs: Sequence[FoundRun], key: str = "started") -> list[FoundRun]:
     names = {run.objective for run in runs} if key == "best" else {key}
     down = any(falls(name, runs) for name in names)
     return ordered(
-        runs, lambda run: _values(run).get(key, str(run.typed.get(key, ""))), falling=down
+        runs, lambda run: values_of(run).get(key, str(run.typed.get(key, ""))), falling=down
     )
 
 
@@ -97,7 +98,7 @@ def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) 
 
 def check_key(key: str, runs: Iterable[FoundRun]) -> None:
     """Raise ConfigError where no run has `key`."""
-    _check(key, {known for run in runs for known in (*_values(run), *run.typed)})
+    _check(key, {known for run in runs for known in (*values_of(run), *run.typed)})
 
 
 def _check(key: str, known: Collection[str]) -> None:
@@ -106,12 +107,12 @@ def _check(key: str, known: Collection[str]) -> None:
         raise ConfigError(f"{key}: no run has such a column, setting or metric.{hint}")
 
 
-def parts_of(text: str, runs: Iterable[FoundRun]) -> tuple[str, str, str]:
+def parts_of(text: str, every: Sequence[Values]) -> tuple[str, str, str]:
     """Return a filter's key, comparison and value. Raises ConfigError as `chosen`."""
     match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    key, every = re.sub(r"\[(\d+)\]", r".\1", match[1]), [*map(_values, runs)]
+    key = re.sub(r"\[(\d+)\]", r".\1", match[1])
     known = {known for values in every for known in values}
     # `optimizer.lr` for `lr`; of several such keys the one in which the runs differ.
     if key not in known and (several := sorted(x for x in known if x.endswith(f".{key}"))):
@@ -124,10 +125,10 @@ def parts_of(text: str, runs: Iterable[FoundRun]) -> tuple[str, str, str]:
     return key, match[2], match[3]
 
 
-def _filter(text: str, runs: Sequence[FoundRun]) -> Callable[[Values], bool]:
-    key, how, wanted = parts_of(text, runs)
+def _filter(text: str, every: Sequence[Values]) -> Callable[[Values], bool]:
+    key, how, wanted = parts_of(text, every)
     if how in ("=", "==", "!="):
-        is_there = any(_equal(_values(run).get(key), wanted) for run in runs)
+        is_there = any(_equal(values.get(key), wanted) for values in every)
         is_like = _matches if re.search(r"[*?]", wanted) and not is_there else _equal
         return lambda run: is_like(run.get(key), wanted) == (how != "!=")
     if (limit := _number(wanted)) is None:
