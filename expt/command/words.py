@@ -20,6 +20,7 @@ WORDS = {
     "send": "send runs, or the rest of them, to a tracker such as MLflow",
     "predict": "predict for files, folders, or a split of the dataset",
     "plan": "show the memory of each GPU that a run would need",
+    "lr_range": "test rising learning rates, and propose one",
     "cache": "show the disk space of decoded datasets, or free it",
     "doctor": "test whether this machine can train: torch, GPUs, memory, data, two workers",
 }

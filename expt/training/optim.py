@@ -141,6 +141,13 @@ def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]
     return lambda step: factor(step) if step < end else 0.0
 
 
+class RisingRate(LambdaLR):
+    """A rate that rises by the same factor in each step, in all by `factor`."""
+
+    def __init__(self, optimizer: Optimizer, factor: float, total_steps: int) -> None:
+        super().__init__(optimizer, lambda step: factor ** (step / max(1, total_steps - 1)))
+
+
 class Schedule(LambdaLR):
     """torch's, without the checks in each step."""
 

@@ -1,0 +1,189 @@
+"""`expt lr_range`: the loss at rising learning rates, and the one to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from expt.command import terminal
+from expt.command.words import Options, Parser, positive
+from expt.errors import ConfigError, Diverged, require, warn
+from expt.launch.launcher import refuse_in_torchrun
+from expt.runs import tags
+from expt.runs.metrics_file import MetricsReader
+from expt.runs.overrides import key_of
+from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
+from expt.runs.view.text import Console, cells, plain_table, say
+
+ABOUT = """\
+Train for some steps while the learning rate rises from --from to --to, each step by the same
+factor, and propose the rate at which the loss falls fastest (Smith, 2017). Nothing is kept."""
+EXAMPLES = """examples
+  python -m expt lr_range model=convnet dataset=mnist dataset.root=data
+  python -m expt lr_range optimizer=adam --from 1e-6 --to 1 --steps 200 --output range.png
+"""
+SMOOTHING = 0.9
+"""The share of the earlier losses in the average by which a rate is proposed."""
+DIVERGED = 4.0
+"""The average loss, as a multiple of its least, after which larger rates are not looked at."""
+EPOCHS = 10
+"""The default of `epochs`, enough for most."""
+ROWS = 12
+"""The number of rates that the table shows."""
+FIXED = (
+    "scheduler",
+    "optimizer.lr",
+    "epochs",
+    "max_steps",
+    "max_minutes",
+    "resume",
+    "fork",
+    "search",
+    "preflight",
+)
+"""Settings that the test sets itself, or that make no single run from its beginning."""
+
+
+class Point(NamedTuple):
+    """A step of the test."""
+
+    lr: float
+    """In units of `optimizer.lr`."""
+    loss: float
+    average: float
+    """The loss averaged over this and earlier steps."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out the test. Raises ConfigError for settings that cannot be, and as a run."""
+    parser = Parser("lr_range", ABOUT, EXAMPLES)
+    add = parser.add_argument
+    add("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
+    add("--from", type=float, default=1e-6, dest="least", metavar="LR", help="first rate [1e-6]")
+    add("--to", type=float, default=10.0, dest="most", metavar="LR", help="last rate [10]")
+    add("--steps", type=positive, default=100, metavar="N", help="steps, of a minute at most [100]")
+    add("--output", type=Path, metavar="FILE", help="draw the curve: .png, .svg, .pdf")
+    add("--config-dir", metavar="DIR", help="folder of custom YAML [conf]")
+    asked = parser.parse_intermixed_args(list(words))
+    if not 0 < asked.least < asked.most < math.inf:
+        raise ConfigError(f"--from {asked.least:g} --to {asked.most:g}: give 0 < from < to")
+    for word in asked.words:
+        if key_of(word) in FIXED or key_of(word).split(".")[0] in FIXED:
+            raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
+    refuse_in_torchrun("expt lr_range")
+    points = rates_tested(asked.words, asked)
+    proposed = propose(points)
+    _show(points, proposed)
+    if asked.output:
+        _draw(points, proposed, asked.output)
+    return 0
+
+
+def rates_tested(words: Sequence[str], asked: argparse.Namespace) -> list[Point]:
+    """Train while the learning rate rises; return the steps until the loss is not finite.
+
+    Raises ConfigError or RunFailed as a run does, but for divergence.
+    """
+    per_epoch, points = _tested(words, asked, epochs=EPOCHS)
+    if per_epoch * EPOCHS < asked.steps:
+        _, points = _tested(words, asked, epochs=math.ceil(asked.steps / per_epoch))
+    return points
+
+
+def _tested(
+    words: Sequence[str], asked: argparse.Namespace, epochs: int
+) -> tuple[int, list[Point]]:
+    """Return the number of steps in an epoch, and those of a run of `epochs` at most."""
+    from expt.command.invoke import command  # late: Hydra
+
+    schedule = f"_target_: expt.training.optim.RisingRate, factor: {asked.most / asked.least!r}"
+    settings = [
+        *words,
+        f"optimizer.lr={asked.least!r}",
+        f"scheduler={{{schedule}, interval: step}}",
+        *(f"epochs={epochs}", f"max_steps={asked.steps}", f"eval_every_steps={asked.steps}"),
+        *("max_minutes=1", "log_every=1"),
+        *(f"tensorboard.{key}=false" for key in ("images", "norms", "health")),
+    ]
+    with tempfile.TemporaryDirectory(prefix="expt-lr-range-") as folder:
+        paths = RunPaths(Path(folder, "run"))
+        options = Options([*settings, f"hydra.run.dir={paths.folder}"], quiet=True)
+        with contextlib.suppress(Diverged):  # at a large rate, as it should
+            command(
+                options._replace(config_dir=asked.config_dir),
+                typed_at=time.monotonic(),
+                may_sweep=False,
+                from_python=True,
+            )
+        record, found = read_result(paths), MetricsReader(paths).read()
+    rates = [point.value for point in found if point.tag == tags.LR]
+    losses = [point.value for point in found if point.tag == tags.RUNNING_LOSS]
+    if record.get("ended_by") == "max_minutes":
+        warn(f"the minute was over after {len(losses)} steps; use --steps {len(losses)}")
+    points, average = list[Point](), 0.0
+    for number, (rate, loss) in enumerate(zip(rates, losses, strict=False), 1):
+        if not math.isfinite(loss):
+            break
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        lr = asked.least * rate / rates[0]
+        points.append(Point(lr, loss, average / (1 - SMOOTHING**number)))
+    return record["steps_per_epoch"], points
+
+
+def propose(points: Sequence[Point]) -> float | None:
+    """Return the rate about which the average loss falls fastest; None where it never falls.
+
+    A fall is measured over a fifth of the steps, so that chance does not decide.
+    """
+    reach, least, averages = max(1, len(points) // 10), math.inf, list[float]()
+    for point in points:
+        least = min(least, point.average)
+        if point.average > DIVERGED * least:
+            break
+        averages.append(point.average)
+    falls = [
+        (averages[at + reach] - averages[at - reach], at)
+        for at in range(reach, len(averages) - reach)
+    ]
+    slope, steepest = min(falls, default=(0.0, 0))
+    return points[steepest].lr if slope < 0 else None
+
+
+def _show(points: Sequence[Point], proposed: float | None) -> None:
+    console, every = Console(), max(1, math.ceil(len(points) / ROWS))
+    table = plain_table(("optimizer.lr", "loss", "average"))
+    for point in points[::every]:
+        table.add_row(*cells(f"{point.lr:.2e}", f"{point.loss:.4g}", f"{point.average:.4g}"))
+    console.print(table)
+    terminal.put(lr_range=[point._asdict() for point in points], proposed=proposed)
+    if proposed is None:
+        say(console, "proposed     none: no rate lowers the loss; try other --from and --to")
+    else:
+        say(console, f"proposed     optimizer.lr={proposed:.1e}")
+
+
+def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
+    require(f"--output {file}", "matplotlib", extra="plot")
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
+    axes = drawing.subplots()
+    rates = [point.lr for point in points]
+    axes.semilogx(rates, [point.loss for point in points], alpha=0.3, label="loss of each step")
+    axes.semilogx(rates, [point.average for point in points], label="average")
+    if proposed is not None:
+        axes.axvline(proposed, color="C3", linestyle=":", label=f"proposed: {proposed:.1e}")
+    least, first = min(point.average for point in points), points[0].loss
+    axes.set(xlabel="optimizer.lr", ylabel="loss", ylim=(0.9 * least, first + first - least))
+    axes.legend()
+    try:
+        drawing.savefig(file)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--output {file}: {error}") from None

@@ -1,0 +1,102 @@
+"""`expt lr_range`: the losses at rising rates, and the proposed one."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from expt.command.lr_range import Point, propose
+from tests.facade import as_typed, run
+
+OF_ROWS = """
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, part):
+        self.x = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
+        self.y = (self.x.sum(1) > 0).long()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+class Net(torch.nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(6, num_classes)
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+"""
+TYPED = "dataset={_target_:rows.Rows,num_classes:2,train:{part:all},val:{part:all},test:null} model={_target_:rows.Net}"
+
+
+def by_hand(steps: int, least: float, most: float) -> list[float]:
+    """The losses of batches that are the whole of `Rows`, by a plain loop."""
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
+    y = (x.sum(1) > 0).long()
+    net = nn.Linear(6, 2)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    losses = list[float]()
+    for step in range(steps):
+        loss = nn.functional.cross_entropy(net(x), y)
+        net.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        rate = least * (most / least) ** (step / (steps - 1))
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight -= rate * weight.grad  # type: ignore[operator]
+    return losses
+
+
+def test_the_losses_are_those_of_a_plain_loop_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(OF_ROWS)
+    words = as_typed(f"{TYPED} optimizer=plain_sgd batch_size=32")
+    done = run("lr_range", *words, "--from=0.001", "--to=100", "--steps=24", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [each["loss"] for each in found["lr_range"]] == pytest.approx(
+        by_hand(24, 1e-3, 100.0), 1e-3
+    )
+    rates = [each["lr"] for each in found["lr_range"]]
+    assert rates == pytest.approx([1e-3 * 1e5 ** (step / 23) for step in range(24)])
+    assert found["proposed"] in rates
+    assert {path.name for path in tmp_path.iterdir()} <= {"rows.py", "__pycache__"}
+
+
+def curve(*losses: float) -> list[Point]:
+    return [Point(10.0**at, loss, loss) for at, loss in enumerate(losses)]
+
+
+def test_the_steepest_fall_before_the_loss_diverges_is_proposed() -> None:
+    assert propose(curve(4, 4, 4, 3, 1, 0.9, 0.9, 50, 1, 0)) in (10.0**3, 10.0**4)
+    assert propose(curve(1, 1, 1, 1)) is None
+    assert propose(curve(1, 2, 3, 4)) is None
+    assert propose([]) is None
+    falls = [5 - 4 / (1 + math.exp((50 - at) / 5)) + 0.1 * (-1) ** at for at in range(100)]
+    assert propose(curve(*falls)) == pytest.approx(10.0**50, rel=1e4)  # the noise is steeper
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("epochs=3", "epochs=3"),
+        ("+optimizer.lr=0.1", "optimizer.lr=0.1"),
+        ("scheduler.warmup_epochs=1", "scheduler.warmup_epochs=1"),
+        ("seed=1,2", "seed=1,2"),
+        ("--from=1 --to=0.1", "--from"),
+        ("--steps=0", "0"),
+        ("optimizr=adam", "optimizr"),
+    ],
+)
+def test_words_that_make_no_test_are_refused(words: str, named: str, tmp_path: Path) -> None:
+    done = run("lr_range", *as_typed(words), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert named in done.stderr
+    assert not [*tmp_path.iterdir()]
