@@ -57,6 +57,13 @@ def main(words: Sequence[str]) -> int:
     asked = parse(words)
     if asked.optuna:
         _write_study(asked, Found.below(asked))
+    if asked.html:
+        from expt.command.report_page import write  # late: it draws
+
+        found = Found.below(asked)
+        write(asked.folders[0], found.passing(asked.filter)[0], asked)
+        found.tell_hidden(Console())
+        return 0
     asks_more = asked.verdict or asked.importance or asked.filter or asked.csv or asked.plot
     if asked.of_sweep and not asks_more:
         _leaderboard(asked.folders[0], asked)
@@ -235,6 +242,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--metric", metavar="TAG", help="what --verdict compares [objective]")
     add("--importance", action="store_true", help="which settings mattered, by Optuna")
     add("--optuna", type=Path, metavar="FILE", help="write a study for optuna-dashboard")
+    add("--html", type=Path, metavar="FILE", help="write one page about a sweep, to hand on")
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]

@@ -31,7 +31,8 @@ class Net(torch.nn.Linear):
         torch.nn.init.zeros_(self.weight)
         torch.nn.init.zeros_(self.bias)
 """
-TYPED = "dataset={_target_:rows.Rows,num_classes:2,train:{part:all},val:{part:all},test:null} model={_target_:rows.Net}"
+TYPED = "dataset={_target_:rows.Rows,num_classes:2,train:{part:all},val:{part:all},test:null} "
+TYPED += "model={_target_:rows.Net}"
 
 
 def by_hand(steps: int, least: float, most: float) -> list[float]:

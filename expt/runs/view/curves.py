@@ -123,8 +123,10 @@ def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
         axes.legend(fontsize=8)
 
 
-def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
-    """Draw the loss and the first metric of each run by step; the suffix of `file` is its format.
+def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
+    """Draw the loss and the first metric of each run by step.
+
+    The suffix of `file` is its format; in memory it is SVG.
 
     Raises ConfigError without matplotlib, or for a format that it does not write.
     """
@@ -153,7 +155,7 @@ def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
         place = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "title": title}
         drawing.legend(lines, shown_names, **place)
     try:
-        drawing.savefig(file)
+        drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     except (ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from None
 

@@ -1,0 +1,106 @@
+"""`expt report SWEEP --html FILE`: all that a reader wants to know of a sweep, on one page."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from expt.command import terminal
+from expt.command.conclude import again
+from expt.config.keys import flat
+from expt.errors import ConfigError, listed
+from expt.runs import provenance
+from expt.runs.found import FoundRun, without_copies
+from expt.runs.paths import write_atomically
+from expt.runs.view import page, verdict
+from expt.runs.view.leaderboard import Row, leaderboard, objective_name, rows
+from expt.runs.view.listing import falls
+from expt.runs.view.text import Console, cells, plain_table, say, setting, shown_path
+from expt.search.conclusion import best_of
+from expt.search.study import importance
+
+NAMED = 6
+"""The largest number of settings that the question names."""
+
+
+def write(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
+    """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
+    if not asked.of_sweep:
+        raise ConfigError("--html: is about one sweep; name its folder")
+    runs = without_copies(runs)[0]
+    best = best_of(folder, runs)[0]
+    sections = {
+        "Question": _question(runs),
+        "Results": page.table(leaderboard(runs, asked.sort)),
+        "Is the best one better?": _verdict(runs, asked.metric),
+        "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
+        "What mattered": _importance(folder, runs),
+        **(_of_best(best) if best else {}),
+    }
+    try:
+        write_atomically(asked.html, page.page(shown_path(folder), sections.items()))
+    except OSError as error:
+        raise ConfigError(f"--html {asked.html}: {error.strerror}") from None
+    terminal.put(html=str(asked.html.absolute()))
+    say(Console(), f"written      {asked.html}")
+
+
+def _question(runs: Sequence[FoundRun]) -> list[str]:
+    keys = list(dict.fromkeys(key for row in rows(runs) for key in row.settings))
+    objective = objective_name(runs)
+    side = "highest" if falls(objective, runs) else "lowest"
+    count = collections.Counter(run.status for run in runs)
+    counted = ", ".join(f"{number} {status}" for status, number in count.items())
+    varied = f" by {listed(keys, NAMED)}" if keys else ""
+    return page.paragraph(
+        f"What leads to the {side} {objective}{varied}?", f"{len(runs)} runs: {counted}."
+    )
+
+
+def _verdict(runs: Sequence[FoundRun], metric: str | None) -> list[str]:
+    try:
+        found = verdict.verdicts(runs, metric)
+    except ConfigError as error:
+        return page.paragraph(str(error))
+    return [*page.table(verdict.verdict_table(found)), *page.paragraph(*found.notes)]
+
+
+def _importance(folder: Path, runs: Sequence[FoundRun]) -> list[str]:
+    try:
+        weights = importance(folder, runs)
+    except ConfigError as error:
+        return page.paragraph(str(error))
+    pieces = list[str]()
+    for tag, by in weights.items():
+        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
+        for key in next(iter(by.values())):
+            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
+        pieces += page.table(table)
+    return pieces
+
+
+def _of_best(row: Row) -> dict[str, list[str]]:
+    """Return the sections about the best setting, and of the first of its runs."""
+    settings = plain_table(("setting", "value"), left=("setting", "value"))
+    for key, value in flat(row.first.config).items():
+        settings.add_row(*cells(key, setting(value)))
+    shown = page.pictures(row.first.paths)
+    if not shown and not row.first.paths.evaluations.exists():
+        evaluate = f"{provenance.program()} evaluate {shlex.quote(shown_path(row.first.folder))}"
+        shown = [
+            *page.paragraph("An evaluation adds its pictures, where it draws some:"),
+            page.command(evaluate),
+        ]
+    return {
+        "The best": [
+            *page.paragraph(row.name, "To train it again:"),
+            page.command(again(row.first, row.runs)),
+            *shown,
+            "<details><summary>All its settings</summary>",
+            *page.table(settings),
+            "</details>",
+        ]
+    }

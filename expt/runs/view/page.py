@@ -1,0 +1,107 @@
+"""A page of HTML about runs that needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from rich.table import Table
+
+from expt.errors import ConfigError
+from expt.runs import tags
+from expt.runs.found import FoundRun
+from expt.runs.paths import RunPaths
+from expt.runs.view import curves
+
+DRAWN = 24
+"""The largest number of runs whose curves are drawn, the best ones."""
+PICTURES = (tags.CONFUSION, tags.MISTAKES)
+_HEAD = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
+body {{ padding: 0 1rem }}
+div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; white-space: nowrap }}
+th, td {{ text-align: right }} .left {{ text-align: left }}
+img, svg {{ max-width: 100%; height: auto }}
+pre {{ background: #f4f4f4; padding: .6rem; overflow-x: auto }}
+</style>
+<h1>{title}</h1>
+"""
+
+
+def page(title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return the page: below each heading its pieces of HTML, unless there are none."""
+    parts = [_HEAD.format(title=escape(title))]
+    for heading, pieces in sections:
+        if pieces:
+            parts += [f"<h2>{escape(heading)}</h2>", *pieces]
+    return "\n".join([*parts, "</html>\n"])
+
+
+def paragraph(*lines: str) -> list[str]:
+    """Return each line as a paragraph."""
+    return [f"<p>{escape(line)}</p>" for line in lines]
+
+
+def command(line: str) -> str:
+    """Return a command to be copied."""
+    return f"<pre>{escape(line)}</pre>"
+
+
+def table(found: Table) -> list[str]:
+    """Return a table of the terminal's, and its caption."""
+    sides = ["" if column.justify == "right" else " class=left" for column in found.columns]
+    heads = (escape(str(column.header)) for column in found.columns)
+    rows = zip(*(map(str, column.cells) for column in found.columns), strict=True)
+    return [
+        "<div><table>",
+        _row("th", sides, heads),
+        *(_row("td", sides, map(escape, row)) for row in rows),
+        "</table></div>",
+        *paragraph(*str(found.caption or "").splitlines()),
+    ]
+
+
+def _row(kind: str, sides: Sequence[str], cells: Iterable[str]) -> str:
+    row = (f"<{kind}{side}>{cell}</{kind}>" for side, cell in zip(sides, cells, strict=True))
+    return f"<tr>{''.join(row)}</tr>"
+
+
+def drawn_curves(runs: Sequence[FoundRun]) -> list[str]:
+    """Return the learning curves of the first runs; a line that says why there are none."""
+    drawing = io.BytesIO()
+    try:
+        curves.learning_curves(runs[:DRAWN], drawing)
+    except ConfigError as error:
+        return paragraph(str(error))
+    svg = drawing.getvalue().decode()
+    left = len(runs) - DRAWN
+    return [svg[svg.index("<svg") :], *paragraph(*[f"and {left} more runs"] * (left > 0))]
+
+
+def pictures(paths: RunPaths) -> list[str]:
+    """Return the newest confusion matrices and mistakes of a run and its evaluations."""
+    evaluations = sorted(paths.evaluations.glob("*/"), key=lambda path: path.stat().st_mtime)
+    own = (paths, *map(RunPaths, evaluations))
+    newest = dict(_pictures([file for each in own for file in each.event_files()]))
+    return [
+        f"<h3>{escape(tag)}</h3><img alt='{escape(tag)}' src='data:image/png;base64,{data}'>"
+        for tag, data in sorted(newest.items())
+    ]
+
+
+def _pictures(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    from expt.dashboards.events import records  # late: TensorBoard's formats
+
+    for event, _ in records(files):
+        for value in event.summary.value:
+            if value.tag.startswith(PICTURES) and value.HasField("image"):
+                data = value.image.encoded_image_string
+                yield value.tag, base64.b64encode(data).decode()

@@ -1,0 +1,98 @@
+"""`expt report SWEEP --html FILE`: one page that a reader of the sweep needs."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from expt.command.report import main
+from expt.runs.view.leaderboard import leaderboard, read_runs
+from tests.command.test_report import leave
+from tests.facade import Patch
+
+
+class Page(HTMLParser):
+    """The headings, the cells of each table, the commands, and what else it would load."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags = list[str]()
+        self.headings, self.tables, self.commands = (
+            list[str](),
+            list[list[list[str]]](),
+            list[str](),
+        )
+        self.links, self._in = list[str](), ""
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in = tag
+        self.tags.append(tag)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href")]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._in in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._in == "h2" and data.strip():
+            self.headings.append(data)
+        elif self._in == "pre" and data.strip():
+            self.commands.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+
+def test_a_page_has_the_leaderboard_the_curves_and_the_best_runs_pictures(
+    sweep_of_six: Path, tmp_path: Path
+) -> None:
+    assert main([str(sweep_of_six), "--html", str(tmp_path / "page.html")]) == 0
+    page, table = Page(tmp_path / "page.html"), leaderboard(read_runs(sweep_of_six))
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    assert page.tables[0][1:] == [list(row) for row in zip(*columns, strict=True)]
+    assert page.headings == [
+        "Question",
+        "Results",
+        "Is the best one better?",
+        "Learning curves",
+        "What mattered",
+        "The best",
+    ]
+    assert "svg" in page.tags
+    assert sum(link.startswith("data:image/png;base64,") for link in page.links) >= 1
+    assert all(link.startswith(("data:", "#")) for link in page.links), "it needs no network"
+    assert [line for line in page.commands if line.startswith("python -m expt ")]
+
+
+def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(60):
+        leave(Path("sweep", f"lr={number}"), number, 0.5 + number / 200, "<b>mlp</b>", lr=number)
+    (tmp_path / "sweep/multirun.yaml").write_text("{}")
+    assert main(["sweep", "--html", "page.html", "--filter", "optimizer.lr<50"]) == 0
+    text = Path("page.html").read_text(encoding="utf-8")
+    assert "<b>mlp" not in text
+    assert "50 runs: 50 completed." in text
+    assert re.search(r"and \d+ more runs", text)
+
+
+@pytest.mark.parametrize(
+    "words", [("sweep/lr=1", "--html", "page.html"), ("sweep", "--html", "no/page.html")]
+)
+def test_a_page_that_cannot_be_is_refused(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    from expt.errors import ConfigError
+
+    monkeypatch.chdir(tmp_path)
+    leave(Path("sweep/lr=1"), 1, 0.5)
+    (tmp_path / "sweep/multirun.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match="--html"):
+        main(words)
+    assert not Path("page.html").exists()
