@@ -9,23 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from expt import machine
-from expt.command import compose, terminal
+from expt.command import terminal
 from expt.command.grammar import about_run
-from expt.command.hydra_part import environment_of, folder_of, hydra_files
-from expt.config.groups import GROUPS
-from expt.config.keys import without_effect
-from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
-from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
+from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.runs.overrides import key_of
-from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
+from expt.runs.paths import RunPaths, is_held, remove_empty
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_result
 from expt.runs.view.text import Console
@@ -123,23 +116,6 @@ class Command:
         )
 
 
-def run_one(this: Command, composed: DictConfig, words: Sequence[str]) -> float | None:
-    """Train the run of a configuration, which `words` ask for; return its objective's value."""
-    refuse_overruled(composed, words)
-    settings = compose.settings_of(composed)
-    config = parse(settings, machine.detect())
-    for line in without_effect(config, map(key_of, words)):
-        warn(line)
-    paths = RunPaths(folder_of(composed, "run"))
-    if not paths.result.exists():
-        refuse_mixed(paths.folder, "hydra.run.dir")
-    compose.place(composed, paths.folder)
-    typed = [word for word in words if word != "resume=auto"]
-    files, env = hydra_files(composed, typed), environment_of(composed)
-    request = this.request(words, config, paths, settings=settings, hydra=files, env=env)
-    return train(this, request)
-
-
 def train(this: Command, request: RunRequest) -> float | None:
     """Train one run in its folder; return the value of its objective."""
     config, paths = request.config, request.paths
@@ -183,16 +159,3 @@ def remove_unused(run_paths: RunPaths) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             run_paths.lock.unlink(missing_ok=True)
             remove_empty(folder)
-
-
-def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
-    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
-    typed = {key_of(word): word for word in words}
-    for group, members in GROUPS.items():
-        choice = typed.get(group, "").partition("=")[2]
-        node = composed.get(group)
-        is_class = isinstance(node, DictConfig) and "_target_" in node
-        if choice in members and is_class and f"{group}._target_" not in typed:
-            raise ConfigError(
-                f"{group}={choice}: a YAML file sets {group} to {node._target_}; leave one out"
-            )
