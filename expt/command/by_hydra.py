@@ -49,7 +49,7 @@ class HydraTask:
         env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
             words = compose.typed_in(hydra)
-            return train(this, this.request(words, config, paths, settings=settings, env=env))
+            return train(this, words, config, paths, settings=settings, env=env)
         except Interrupted as error:
             if not sweep:
                 raise

@@ -110,7 +110,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     compose.place(composed, paths.folder)
     files = hydra_part.hydra_files(composed, [x for x in asked.words if x != "resume=auto"])
     env = hydra_part.environment_of(composed)
-    train(this, this.request(asked.words, config, paths, settings=settings, hydra=files, env=env))
+    train(this, asked.words, config, paths, settings=settings, hydra=files, env=env)
 
 
 def _is_sweep(

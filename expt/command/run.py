@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from expt import machine
 from expt.command import terminal
 from expt.command.grammar import about_run
+from expt.config.identity import Identity
 from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
@@ -90,37 +91,40 @@ class Command:
     began: bool = False
     """True once a run or a sweep has its folder."""
 
-    def request(
-        self,
-        words: Sequence[str],
-        config: RunConfig,
-        paths: RunPaths,
-        *,
-        settings: Mapping[str, Any] = {},
-        hydra: Mapping[str, str] = {},
-        env: Mapping[str, str] = {},
-    ) -> RunRequest:
-        """Return the request for the run of this command; see RunRequest for the arguments."""
-        self.began = True
-        with _removed_if_refused(paths):
-            identity = identity_of(config, paths)
-        return RunRequest(
-            config=config,
-            settings=settings,
-            identity=identity,
-            paths=paths,
-            about=about_run(paths.folder.name, words, config),
-            hydra=hydra,
-            env=env,
-            typed_at=self.typed_at,
-        )
 
+def train(
+    this: Command,
+    words: Sequence[str],
+    config: RunConfig,
+    paths: RunPaths,
+    *,
+    settings: Mapping[str, Any] = {},
+    hydra: Mapping[str, str] = {},
+    env: Mapping[str, str] = {},
+    identity: Identity | None = None,
+    rerun_of: Path | None = None,
+) -> float | None:
+    """Train the run of the command in its folder; return the value of its objective.
 
-def train(this: Command, request: RunRequest) -> float | None:
-    """Train one run in its folder; return the value of its objective."""
-    config, paths = request.config, request.paths
+    See RunRequest for the arguments; an `identity` that is known spares a look at the files.
+    """
+    this.began, about = True, about_run(paths.folder.name, words, config)
+    if rerun_of is not None:
+        about["rerun_of"] = str(rerun_of)
+    with removed_if_refused(paths):
+        identity = identity or identity_of(config, paths)
+    request = RunRequest(
+        config=config,
+        settings=settings,
+        identity=identity,
+        paths=paths,
+        about=about,
+        hydra=hydra,
+        env=env,
+        typed_at=this.typed_at,
+    )
     try:
-        with _removed_if_refused(paths):
+        with removed_if_refused(paths):
             if config.preflight:
                 from expt.command.preflight import preflight  # late: tables
 
@@ -138,7 +142,7 @@ def train(this: Command, request: RunRequest) -> float | None:
 
 
 @contextlib.contextmanager
-def _removed_if_refused(paths: RunPaths) -> Iterator[None]:
+def removed_if_refused(paths: RunPaths) -> Iterator[None]:
     """Remove the run's folder if the body is refused or interrupted and has left nothing in it."""
     is_there = paths.hydra.exists()  # of an earlier command
     try:
