@@ -16,7 +16,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from expt.command.conf_files import keys_with_meaning, sections
+from expt.command.conf_files import keys_with_meaning, lineage, read_yaml, rows_of, sections
 from expt.command.help import WHEN
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
@@ -79,9 +79,9 @@ def group_settings(group: str) -> Iterator[tuple[str, str, list[Setting]]]:
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
-        name = yaml.safe_load(path.read_text(encoding="utf-8"))["name"]
-        rows = keys_with_meaning(lines, f"{group}.")
-        yield path.stem, about, [_setting(row, GROUPS[group][name]) for row in rows]
+        content = {key: value for file in lineage(path) for key, value in read_yaml(file).items()}
+        kind = GROUPS[group][content["name"]]
+        yield path.stem, about, [_setting(row, kind) for row in rows_of(path)]
 
 
 def launcher_settings(name: str) -> list[Setting]:
