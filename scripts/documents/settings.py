@@ -206,7 +206,7 @@ def _limited(words: str, constraints: Sequence[Any]) -> str:
 
 
 FILLED = re.compile(r"<!-- settings: (.+?) -->.*?<!-- end -->", re.DOTALL)
-PAGES = (ROOT / "docs" / "settings.md", ROOT / "docs" / "settings_groups.md")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("data", "settings", "settings_groups"))
 
 
 def filled(text: str) -> str:
@@ -229,11 +229,16 @@ def _wrapped(text: str) -> str:
 
 
 def markdown(what: str) -> str:
-    """What stands in a page for `<!-- settings: WHAT -->`: `run`, a group, or a launcher."""
+    """What stands in a page for `<!-- settings: WHAT -->`.
+
+    That is `run`, a group, `choices GROUP` for what its choices are, or a launcher.
+    """
     if what == "run":
         return "\n".join(f"## {title}\n\n{_items(found)}" for title, found in run_settings())
     if what.startswith("launcher "):
         return _items(launcher_settings(what.partition(" ")[2]))
+    if what.startswith("choices "):
+        return _choices(what.partition(" ")[2]) + "\n"
     return _of_group(what)
 
 
@@ -241,19 +246,19 @@ def _of_group(group: str) -> str:
     """Options in a table; then each key once, with the options that have it."""
     chosen = list(group_settings(group))
     names = [name for name, _, _ in chosen]
-    lines = [
-        f"| `{group}=` | |",
-        "|---|---|",
-        *(f"| `{name}` | {about} |" for name, about, _ in chosen),
-        "",
-    ]
     merged: dict[str, list[tuple[str, Setting]]] = {}
     for name, _, found in chosen:
         for setting in found:
             merged.setdefault(setting.key, []).append((name, setting))
     own = own_settings(group)
     merged |= {one.key: [("a class of your own", one)] for one in own if one.key not in merged}
-    return "\n".join(lines) + "\n" + "\n".join(_merged(each, names) for each in merged.values())
+    return "\n".join([_choices(group), "", *(_merged(each, names) for each in merged.values())])
+
+
+def _choices(group: str) -> str:
+    """Options in a table."""
+    rows = [f"| `{name}` | {about} |" for name, about, _ in group_settings(group)]
+    return "\n".join([f"| `{group}=` | |", "|---|---|", *rows])
 
 
 def _merged(each: list[tuple[str, Setting]], names: Sequence[str]) -> str:
