@@ -16,6 +16,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
+from expt import registry
 from expt.command.conf_files import keys_with_meaning, lineage, read_yaml, rows_of, sections
 from expt.command.help import WHEN
 from expt.config.constraints import DottedName, Target
@@ -206,7 +207,8 @@ def _limited(words: str, constraints: Sequence[Any]) -> str:
 
 
 FILLED = re.compile(r"<!-- settings: (.+?) -->.*?<!-- end -->", re.DOTALL)
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("data", "settings", "settings_groups"))
+FILLED_PAGES = ("dashboards", "data", "settings", "settings_groups")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in FILLED_PAGES)
 
 
 def filled(text: str) -> str:
@@ -231,12 +233,15 @@ def _wrapped(text: str) -> str:
 def markdown(what: str) -> str:
     """What stands in a page for `<!-- settings: WHAT -->`.
 
-    That is `run`, a group, `choices GROUP` for what its choices are, or a launcher.
+    That is `run`, a group, `choices GROUP` for what its choices are, `trackers`, or a launcher.
     """
     if what == "run":
         return "\n".join(f"## {title}\n\n{_items(found)}" for title, found in run_settings())
     if what.startswith("launcher "):
         return _items(launcher_settings(what.partition(" ")[2]))
+    if what == "trackers":
+        rows = (f"| `{name}` | {cls.__doc__} |" for name, cls in registry.trackers().items())
+        return "\n".join(["| `send=` | |", "|---|---|", *rows]) + "\n"
     if what.startswith("choices "):
         return _choices(what.partition(" ")[2]) + "\n"
     return _of_group(what)

@@ -292,7 +292,7 @@ def test_a_password_of_the_environment_is_used_and_not_written(
     assert "word" not in str(raised.value).replace("password", "")
     monkeypatch.setenv("OUR_MLFLOW", "https://me:word@host")
     config = parsed("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")
-    assert config.mlflow.tracking_uri == "https://me:word@host"
+    assert config.trackers["mlflow"].tracking_uri == "https://me:word@host"
     assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
     assert not [x for x in hyperparameters(shown(config)) if x.startswith(("send", *TRACKERS))]
 
