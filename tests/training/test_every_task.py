@@ -127,9 +127,13 @@ def test_double_model_has_double_loss_and_gradient(name: str, configured: Config
     assert predicted.dtype == torch.float64 or not predicted.is_floating_point()
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused])
-def test_other_targets_are_refused(name: str, configured: Configured) -> None:
-    targets = torch.tensor([CASES[name].refused])
+@pytest.mark.parametrize(
+    ("name", "refused"), [(name, each) for name, case in CASES.items() for each in case.refused]
+)
+def test_other_targets_are_refused(
+    name: str, refused: Sequence[float], configured: Configured
+) -> None:
+    targets = torch.tensor([refused])
     task, batch = config_of(name, configured).task.build(Facts()), Batch(None, targets, 1)
     sums = Sums(task, torch.device("cpu"))
     sums.add(task.loss(targets, batch), targets, batch)
