@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[int | str, ...]] = {
         "model.size=5m: input should be '400k', '1m', "),
     "a list of sizes": (0, f"{TEXT} model.size=[1m]",
         "model.size=[1m]: input should be '400k', '1m', "),
-    "a tracker that is none": (0, "send=mlflo", "send=[mlflo]: input should be 'mlflow', "),
+    "a tracker that is none": (0, "send=mlflo", f"send=[mlflo]: input should be '{TRACKERS[0]}', "),
     "a mode that is none": (0, "wandb.mode=onlin",
         "wandb.mode=onlin: input should be 'online' or 'offline'"),
     "a name that is not dotted": (0, "model={_target_:own}", "model.target=own: "),
