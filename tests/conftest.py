@@ -25,7 +25,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.runs import provenance
 from tests import on_cards, soft_gpu, warm
-from tests.composing import composed, share
+from tests.composing import composed, know_keys, share
 from tests.facade import Capture, Patch, RunFolder, as_typed, run, usual
 from tests.faults.cases import TESTS
 
@@ -82,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
         share(os.environ[warm.FOLDER])
     else:
         warm.shared()
+    know_keys()
     if on_cards.ON:
         warm.templates()  # or each test, being a process, would start its own
     if not config.getoption("numprocesses"):

@@ -35,7 +35,7 @@ from expt.launch import forkserver
 from expt.machine import Machine
 from expt.runs import provenance, result
 from tests import on_cards, soft_gpu
-from tests.composing import composed, share
+from tests.composing import composed, know_keys, share
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
@@ -49,12 +49,6 @@ LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload:for_sharding")
 """What few commands need, forked from a process of their own: these add half and more to what a
 fork copies.
 """
-OFTEN = (
-    *("epochs=1", "epochs=2", "max_steps=2", "world_size=1", "world_size=2", "threads=1", "seed=0"),
-    *("dataset.train_limit=320", "tensorboard.images=false", "log_every=5", "model.dropout=0.3"),
-    *("batch_size=64", "optimizer.lr=0.1", "checkpoint.every_steps=7", "model.hidden=[8]"),
-)
-"""What many commands say: which group a word is of takes Hydra 10 ms to find out."""
 _HAS_CARDS = soft_gpu.is_preloaded(os.environ)
 """Whether all commands have soft GPUs, as this process does."""
 
@@ -263,7 +257,8 @@ def prepare() -> None:
 def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
     provenance.imported_versions()
-    for words in ((), ("model=mlp", *OFTEN)):
+    know_keys()
+    for words in ((), ("model=mlp", "model.hidden=[8]", "optimizer.lr=0.1", "epochs=1")):
         parse(composed(*words), Machine(gpus=(), cpus=2))
     result.as_written()
     provenance.versions()
