@@ -124,7 +124,7 @@ def pytest_collection_finish() -> None:
     for name in own_code.own_files():
         package, _, last = name.rpartition(".")
         if not package.startswith("tests.") or last.startswith(("test_", "conftest")):
-            _count_as_own(sys.modules[name], False)
+            warm.count_as_own(sys.modules[name], False)
     if on_cards.ON:
         warm.prepare()  # or each test, being a process, would
     provenance.imported_versions()  # which each fork would read
@@ -135,23 +135,15 @@ def pytest_collection_finish() -> None:
         sys.modules["torch"].set_num_threads(1)  # each process that tests has one core
 
 
-def _count_as_own(module: ModuleType, own: bool) -> None:
-    """Have a module count as custom code of this process's runs, or not.
-
-    Each run looks through all custom code, and the suite has 200 modules that no run uses."""
-    assert module.__spec__
-    module.__spec__.has_location = own
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
     module: ModuleType = item.module  # type: ignore[attr-defined]
-    _count_as_own(module, True)
+    warm.count_as_own(module, True)
     try:
         return (yield)
     finally:
         if nextitem is None or nextitem.path != item.path:
-            _count_as_own(module, False)
+            warm.count_as_own(module, False)
             gc.collect()
             gc.freeze()  # nor is what this file has imported
 
