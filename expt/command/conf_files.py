@@ -64,20 +64,22 @@ def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[
     """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here.
 
     `conf` is one if it has one of expt's groups, or a group that is typed. Raises ConfigError as
-    `checked` does.
+    `checked_folders` does.
     """
     if config_dir is not None:
-        return checked([config_dir])
+        return checked_folders([config_dir])
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
         return []
     names = (word.partition("=")[0].lstrip("+~").partition("@")[0] for word in settings)
     typed = {name for name in names if re.fullmatch(r"[\w-]+(/[\w-]+)*", name)}
     wanted = {*groups(), *(typed - {*keys()})}
-    return checked([here] if any(any((here / name).glob("*.yaml")) for name in wanted) else [])
+    return checked_folders(
+        [here] if any(any((here / name).glob("*.yaml")) for name in wanted) else []
+    )
 
 
-def checked(folders: Iterable[str | Path]) -> list[Path]:
+def checked_folders(folders: Iterable[str | Path]) -> list[Path]:
     """Return folders of custom YAML. Raises ConfigError for one that can't be used.
 
     Such as one with a choice that expt has too, with other content: Hydra would take expt's.

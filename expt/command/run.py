@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
+from expt.command.command_line import words_to_keep
 from expt.command.grammar import about_run
 from expt.command.hydra_part import environment_of, folder_of, hydra_files
 from expt.config.groups import GROUPS
@@ -134,8 +135,7 @@ def run_one(this: Command, composed: DictConfig, words: Sequence[str]) -> float 
     if not paths.result.exists():
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
-    typed = [word for word in words if word != "resume=auto"]
-    files, env = hydra_files(composed, typed), environment_of(composed)
+    files, env = hydra_files(composed, words_to_keep(paths, words)), environment_of(composed)
     request = this.request(words, config, paths, settings=settings, hydra=files, env=env)
     return train(this, request)
 
