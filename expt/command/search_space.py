@@ -24,7 +24,6 @@ from expt.command.grammar import (
     readable,
 )
 from expt.config import keys
-from expt.config.explained import value_at
 from expt.config.identity import REPEATED, digest
 from expt.config.parse import wrong_values
 from expt.config.schema import RunConfig
@@ -208,7 +207,9 @@ class _Reader:
         if "${" in str(parameter.meant):
             resolved = [self._settings_of([*words, parameter.word(x)]) for x in parameter.choices]
             path = parameter.name.split(".")
-            parameter = replace(parameter, meant=tuple(value_at(each, path) for each in resolved))
+            parameter = replace(
+                parameter, meant=tuple(keys.value_at(each, path) for each in resolved)
+            )
         self._settings_of([*words, parameter.word(parameter.at(0))])  # else there is no such key
         settings = self._settings_of(words)
 
