@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from expt.command.conf_files import groups, keys, keys_of, options
+from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.keys import all_keys, example_of
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
@@ -78,13 +78,14 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
     if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
         return f"{other}; add it with +{word}"
-    if key in all_keys() and key not in keys():  # below a key that is null
+    settings = keys_in_yaml()
+    if key in all_keys() and key not in settings:  # below a key that is null
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     has = {name: keys_of(group, name) for name in options(group)}
     own = has.get(choice, [])
     whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if "." in whole and whole in keys() and own and whole not in own:  # of another choice
+    if "." in whole and whole in settings and own and whole not in own:  # of another choice
         key, last = whole, whole.rpartition(".")[2]
 
     def with_it(key: str) -> str:
@@ -96,12 +97,12 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
         return ends[found[0]] if found else None
 
-    if key in keys():
+    if key in settings:
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
         meant = closest(0.6)
         hint = f". Did you mean '{meant}'? Or" if meant else ";"
         return f"{word}: {missing}{hint} add one that has it: {with_it(key)}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())} | ELSEWHERE
+    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
     every = [*itertools.chain(*has.values())]
     is_of_group = bool(choice) and above == group and not near
     meant = closest(0.8, *every) or by_end.get(last)  # dataset.groups: dataset.group
@@ -111,10 +112,10 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         return f"{other}. Did you mean '{meant}'?{more * (meant in every and meant not in own)}"
     if is_of_group:
         return f"{other}. {group}={choice} has {', '.join(own)}." if own else f"{other}."
-    known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
+    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
+    known += [f"{each}.{last}" for each in groups() if above and group not in settings]
     hint = did_you_mean(key, near or known)
-    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in keys())}"
+    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in settings)}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

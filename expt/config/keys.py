@@ -267,7 +267,7 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
-def described(key: str) -> str:
+def effects_in_words(key: str) -> str:
     """Return in words the effect of a change of the setting; nothing where it makes another run."""
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
@@ -375,6 +375,13 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def value_at(node: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys and of numbers of elements."""
+    for part in path:
+        node = node[int(part) if isinstance(node, list) else part]
+    return node
 
 
 def typed(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
 from expt.config.constraints import Key, Unit
-from expt.config.kinds import conf_dir
+from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import listed
 
@@ -174,7 +174,4 @@ def resumable() -> frozenset[str]:
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """Return the values of expt's own config.yaml, without those of the choices of groups."""
-    import yaml  # late: most runs reach all their settings
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 15 times as fast
-    return keys.flat(yaml.load((conf_dir() / "config.yaml").read_bytes(), loader))
+    return keys.flat(read_yaml(conf_dir() / "config.yaml"))

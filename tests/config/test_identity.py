@@ -13,8 +13,8 @@ from expt.config.identity import REPEATED, Content, Identity, digest, shown, typ
 from expt.config.keys import (
     Rule,
     choices_of,
-    described,
     differing,
+    effects_in_words,
     evaluation_values,
     flat,
     without_effect,
@@ -182,7 +182,7 @@ def test_an_evaluation_has_the_runs_settings_but_for_those_of_training() -> None
     ],
 )
 def test_a_key_is_described_by_what_its_change_does(key: str, says: str) -> None:
-    assert described(key) == says
+    assert effects_in_words(key) == says
 
 
 def test_given_keys_without_effect_are_listed() -> None:
