@@ -6,7 +6,7 @@ import os
 
 from expt.command.conf_files import keys_in_yaml, options, own_folders
 from expt.command.words import WORDS
-from expt.config.keys import choices_of
+from expt.config.key_types import choices_of
 
 
 def print_completions() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from expt.config.keys import flat, typed
+from expt.config.constraints import typed
+from expt.config.keys import flat
 from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError
 from expt.runs.overrides import key_of

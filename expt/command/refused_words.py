@@ -10,8 +10,9 @@ from hydra.core.override_parser.types import Override, OverrideType
 
 from expt.command.conf_files import groups
 from expt.command.mistakes import unknown_key
-from expt.config.constraints import kind
-from expt.config.keys import all_keys, example_of, in_a_shell, names_around, takes_list, typed
+from expt.config.constraints import kind, typed
+from expt.config.key_types import names_around, takes_list
+from expt.config.keys import all_keys, example_of, in_a_shell
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError
 

@@ -15,6 +15,7 @@ from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
+from expt.config.constraints import typed
 from expt.config.identity import REPEATED, shown
 from expt.config.keys import without_effect
 from expt.config.kinds import metrics_of
@@ -201,7 +202,7 @@ class SearchCommand:
         settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
         found = {
             (short := key.removesuffix(".name")): (
-                f"{short}={keys.typed(then.get(key))} there, {keys.typed(now.get(key))} here"
+                f"{short}={typed(then.get(key))} there, {typed(now.get(key))} here"
             )
             for key in settings
         }

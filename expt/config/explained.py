@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.config import auto, keys
-from expt.config.constraints import kind
+from expt.config.constraints import kind, typed
 from expt.config.groups import GROUPS
+from expt.config.key_types import names_around, takes_null
 from expt.config.schema import RunConfig
 from expt.errors import did_you_mean, nearest
 
@@ -28,12 +29,16 @@ _RESOLVER = r"\$\{(?=[\w.]+:)"
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+def _nowhere(key: str) -> None:
+    """Return None: no file sets the key. Unlike a lambda, it can be pickled."""
+
+
 class Origin(NamedTuple):
     """The places that settings came from."""
 
     texts: Mapping[str, str] = {}
     """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
-    yaml: Callable[[str], tuple[str, str] | None] = lambda key: None
+    yaml: Callable[[str], tuple[str, str] | None] = _nowhere
     """Return the custom file that sets a key, and the key as it stands there; None if none does."""
 
     def fix(self, key: str, value: str) -> str:
@@ -91,7 +96,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     key, rule, value = ".".join(path), problem["type"], problem["input"]
     if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
         value = keys.value_at(node, path)  # the whole list, not one of its elements
-    shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
+    shown = repr(value) if isinstance(value, float) else typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
         return _of_unknown_key(path, value, shown, node, root)
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
@@ -126,7 +131,7 @@ def _of_unknown_key(
 def _near(path: list[str], node: Mapping[str, Any], root: Any) -> list[str]:
     """Return the key that an unknown one may stand for, such as `optimizer.lr` for `lr`."""
     below = [each for each in keys.all_keys() if each.endswith(f".{'.'.join(path)}")]
-    return below[:1] or nearest(path[-1], keys.names_around(path, node, root))
+    return below[:1] or nearest(path[-1], names_around(path, node, root))
 
 
 def _of_missing(path: list[str]) -> str:
@@ -160,7 +165,7 @@ def _as_nested(path: list[str], value: Any, node: Mapping[str, Any]) -> str:
             value, names = [*known[: int(name)], value, *known[int(name) + 1 :]], names[:at]
             break
         known = known.get(name) if isinstance(known, Mapping) else None
-    text = keys.typed(value)
+    text = typed(value)
     for name in reversed(names[1:]):
         text = f"{{{name}: {text}}}"
     return f"{names[0]}: {text}"
@@ -212,7 +217,7 @@ def _fix_of_typed(
         return f"; {what or 'a list is one value; '}{origin.several(key, ','.join(several))}"
     if isinstance(value, list):
         right = [each if (meant := _meant(each, wanted)) is None else meant for each in value]
-        return f"; {origin.fix(key, keys.typed(right))}" if right != value else ""
+        return f"; {origin.fix(key, typed(right))}" if right != value else ""
     if decoded := _decoded_variable(value):
         return f"; {origin.fix(key, decoded)} for that variable"
     written = _as_wanted(key, value, wanted)
@@ -248,26 +253,26 @@ def _several(value: Any, wanted: Collection[str], *, of_lists: bool) -> list[str
         return []
     if isinstance(value, str):
         values = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
-        return [*map(keys.typed, values)] if len(values) > 1 and None not in values else []
+        return [*map(typed, values)] if len(values) > 1 and None not in values else []
     if not isinstance(value, list):
         return []
     if of_lists:
-        return [*map(keys.typed, value)] if all(isinstance(each, list) for each in value) else []
+        return [*map(typed, value)] if all(isinstance(each, list) for each in value) else []
     found = list[str]()
     for each in value:
         if isinstance(each, list):
             found += _several(each, wanted, of_lists=False)
         else:
-            found.append(keys.typed(each))
+            found.append(typed(each))
     return found
 
 
 def _as_wanted(key: str, value: Any, wanted: Collection[str]) -> str | None:
     """Return a value of a wanted type, as it is typed, that is written like this one, or None."""
-    if value in _NULLS and keys.takes_null(key):
+    if value in _NULLS and takes_null(key):
         return "null"
     meant = _meant(value, wanted)
-    return None if meant is None else keys.typed(meant)
+    return None if meant is None else typed(meant)
 
 
 def _meant(value: Any, wanted: Collection[str]) -> float | bool | None:

@@ -58,7 +58,7 @@ class Identity:
 
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:
     """Return 12 hexadecimal digits for the settings that count, without the keys `but`."""
-    settings = keys.counted(config)
+    settings = keys.settings_that_count(config)
     settings |= {f"dataset.{key}": text for key, text in config.dataset.counted_as.items()}
     found: dict[str, Any] = {**content}
     seedless = found.pop("seedless_fork", None)

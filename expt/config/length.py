@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
-from expt.config.constraints import Key, Unit
+from expt.config.constraints import Key, Unit, typed
 from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import listed
@@ -87,13 +87,13 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
 
     Those `of_classes` are settings of custom classes. Those that nobody chose are left out.
     """
-    found = [f"{key}={keys.typed(value)}" for key, (_, value) in of_classes.items()]
+    found = [f"{key}={typed(value)}" for key, (_, value) in of_classes.items()]
     need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None
         if length.reaches(meant.counts, count, later=meant.later) or value == _defaults().get(key):
             continue
-        found.append(f"{key}={keys.typed(value)}")
+        found.append(f"{key}={typed(value)}")
         units[meant.counts] = None
         need = max(need, length.least(meant.counts, count, later=meant.later))
     if not found:

@@ -17,9 +17,10 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from expt.config import keys, rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
-from expt.config.constraints import Target
+from expt.config.constraints import Target, typed
 from expt.config.explained import TYPED, Origin, explain
 from expt.config.groups import GROUPS
+from expt.config.key_types import may_be_text
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded
@@ -55,7 +56,7 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
     found = {
         key: text
         for key, text in of_environment.items()
-        if keys.may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
+        if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
     }
     secrets.remember(found)  # first, for an error may show them
     content = {key: contained(composed[key]) for key in own}
@@ -160,12 +161,12 @@ def with_value(
 
 def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> str:
     """Return the error for an element that the list of `key` lacks, with the whole list to type."""
-    word = f"{key}.{'.'.join(path)}={keys.typed(value)}"
+    word = f"{key}.{'.'.join(path)}={typed(value)}"
     for name in reversed(path[1:]):
         value = {name: value}
     size = f"{len(known)} element{'s' * (len(known) > 1)}"
     has = f"has {size}, counted from 0" if known else "is empty"
-    whole = keys.in_a_shell(f"{key}={keys.typed([*known, value])}")
+    whole = keys.in_a_shell(f"{key}={typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
 

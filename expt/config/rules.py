@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
-from expt.config.constraints import word
-from expt.config.keys import typed
+from expt.config.constraints import typed, word
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
 from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, did_you_mean

@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 from expt.command.help import WHEN, keys_with_meaning, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
-from expt.config.keys import classes_in, effects_in_words
+from expt.config.key_types import classes_in
+from expt.config.keys import effects_in_words
 from expt.config.kinds import conf_dir
 from expt.config.schema import RunConfig
 from scripts.architecture import MAX_COLUMNS_OF_PAGES

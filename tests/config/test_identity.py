@@ -10,9 +10,9 @@ import pytest
 
 from expt.config.constraints import Target
 from expt.config.identity import REPEATED, Content, Identity, digest, shown, typed_hyperparameters
+from expt.config.key_types import choices_of
 from expt.config.keys import (
     Rule,
-    choices_of,
     differing,
     effects_in_words,
     evaluation_values,
