@@ -64,8 +64,13 @@ class SearchCommand:
         if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
-        display = SweepObserver(sweep.console, total=total, folder=sweep.folder, what="search")
-        display.note = lambda job: "  best so far" if search.is_new_best(job.paths) else ""
+        display = SweepObserver(
+            sweep.console,
+            total=total,
+            folder=sweep.folder,
+            what="search",
+            note=lambda job: "  best so far" if search.is_new_best(job.paths) else "",
+        )
         try:
             sweep.carry_out(
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
@@ -248,7 +253,10 @@ class SearchCommand:
             if trial.folder is None or trial in unfinished:
                 continue
             if trial.number is not None:
-                display.known(trial.folder if trial.status == PRUNED else None)
+                if trial.status == PRUNED:
+                    display.count_pruned(trial.folder)
+                else:
+                    display.count_ended()
             if trial.status in (COMPLETED, PRUNED):
                 self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         has_room = runner.has_room if isinstance(runner, Pool) else None

@@ -23,7 +23,7 @@ from expt.config.groups import GROUPS
 from expt.config.key_types import may_be_text
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, refuse_undecoded
+from expt.errors import ConfigError, counted, refuse_undecoded
 from expt.machine import Machine
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> 
     word = f"{key}.{'.'.join(path)}={typed(value)}"
     for name in reversed(path[1:]):
         value = {name: value}
-    size = f"{len(known)} element{'s' * (len(known) > 1)}"
-    has = f"has {size}, counted from 0" if known else "is empty"
+    has = f"has {counted(len(known), 'element')}, counted from 0" if known else "is empty"
     whole = keys.in_a_shell(f"{key}={typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
