@@ -53,7 +53,7 @@ def as_config_error(
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
         is_unset = re.search("' not found|Unsupported interpolation type", str(error))
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * bool(is_unset)
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
@@ -74,48 +74,73 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
     above, _, last = key.rpartition(".")
     if choice is None:
         hint = did_you_mean(key, near)
-        add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
-        return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
+        or_add = f".{hint} Or type" if hint else "; type"
+        return f"{word}: nothing sets '{key}' yet{or_add} +{word}, or add it to the class's YAML"
     if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
         return f"{other}; add it with +{word}"
     settings = keys_in_yaml()
     if key in all_keys() and key not in settings:  # below a key that is null
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    has = {name: keys_of(group, name) for name in options(group)}
-    own = has.get(choice, [])
+    choices = _Choices(group, choice)
     whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if "." in whole and whole in settings and own and whole not in own:  # of another choice
-        key, last = whole, whole.rpartition(".")[2]
+    if "." in whole and whole in settings and choices.own and whole not in choices.own:
+        key = whole  # of an element: the list is another choice's
+    if key in settings:
+        return f"{word}: {choices.without(key)}"
+    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
+    is_of_group = bool(choice) and above == group and not near
+    every = choices.every
+    meant = choices.closest(last, 0.8, every) or by_end.get(last)  # dataset.groups: dataset.group
+    if not meant and is_of_group:
+        meant = choices.closest(last, 0.6, every)
+    if meant:
+        hint = f"{other}. Did you mean '{meant}'?"
+        if meant in every and meant not in choices.own:
+            hint += f" {group}={choice} has none; add {choices.having(meant)}"
+        return hint
+    if is_of_group:
+        has = f" {group}={choice} has {', '.join(choices.own)}." if choices.own else ""
+        return f"{other}.{has}"
+    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
+    if above and group not in settings:
+        known += [f"{each}.{last}" for each in groups()]
+    hint = did_you_mean(key, near or known)
+    if not hint and group in settings:
+        hint = f" --help {group} lists its keys"
+    return f"{other}.{hint}"
 
-    def with_it(key: str) -> str:
-        names = (name for name, below in has.items() if key in (group, *below))
-        return f"{group}={' or '.join(names)}"
 
-    def closest(cutoff: float, *others: str) -> str | None:
-        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin the same
+class _Choices:
+    """The choices of a group, and the keys of each."""
+
+    def __init__(self, group: str, choice: str) -> None:
+        self._group, self._choice = group, choice
+        self._has = {name: keys_of(group, name) for name in options(group)}
+        self.own = self._has.get(choice, [])
+        """The keys of the choice that counts."""
+        self.every = [*itertools.chain(*self._has.values())]
+        """The keys of all choices."""
+
+    def having(self, key: str) -> str:
+        """Return the word for the choices that have a key."""
+        names = (name for name, below in self._has.items() if key in (self._group, *below))
+        return f"{self._group}={' or '.join(names)}"
+
+    def closest(self, last: str, cutoff: float, others: Sequence[str] = ()) -> str | None:
+        """Return the key, of the choice or the others, whose last name is nearest to `last`."""
+        ends = {each.rpartition(".")[2]: each for each in (*others, *self.own)}
         found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
         return ends[found[0]] if found else None
 
-    if key in settings:
-        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        meant = closest(0.6)
+    def without(self, key: str) -> str:
+        """Return the error for a key that only other choices have."""
+        missing = f"there is no {self._group}"
+        if self._choice:
+            missing = f"{self._group}={self._choice} has no key '{key}'"
+        meant = self.closest(key.rpartition(".")[2], 0.6)
         hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{word}: {missing}{hint} add one that has it: {with_it(key)}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
-    every = [*itertools.chain(*has.values())]
-    is_of_group = bool(choice) and above == group and not near
-    meant = closest(0.8, *every) or by_end.get(last)  # dataset.groups: dataset.group
-    meant = meant or (closest(0.6, *every) if is_of_group else None)
-    if meant:
-        more = f" {group}={choice} has none; add {with_it(meant)}"
-        return f"{other}. Did you mean '{meant}'?{more * (meant in every and meant not in own)}"
-    if is_of_group:
-        return f"{other}. {group}={choice} has {', '.join(own)}." if own else f"{other}."
-    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    known += [f"{each}.{last}" for each in groups() if above and group not in settings]
-    hint = did_you_mean(key, near or known)
-    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in settings)}"
+        return f"{missing}{hint} add one that has it: {self.having(key)}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

@@ -52,13 +52,13 @@ def _lines(
 def _gpus(config: RunConfig, machine: Machine) -> Problems:
     have, gpus = len(machine.gpus), config.gpu_indices
     if any(index >= have for index in gpus):
-        counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
+        numbering = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
         why = machine.hidden or f"this machine has {counted(have, 'GPU') if have else 'no GPUs'}"
         fix = "change it, or use" if machine.hidden else "use"
         if have:
             most = f"gpus={have}" if isinstance(config.gpus, int) else f"numbers up to {have - 1}"
             fix = f"use {most}, or"
-        yield "gpus", f"{why}{counted}", f"{fix} gpus=0 to run on the CPU"
+        yield "gpus", f"{why}{numbering}", f"{fix} gpus=0 to run on the CPU"
     elif len({*gpus}) < len(gpus):
         fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
         yield "gpus", "names a GPU twice", fix
