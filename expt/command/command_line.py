@@ -44,14 +44,22 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path
     """
     refuse_undecoded([*options.settings, os.getcwd()])
     words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
-    settings = [_latest_sweep() if word == LATEST else str(word) for word in words]
+    settings = list(map(str, words))
+    if LATEST in settings:
+        if (newest := latest_sweep(Path("outputs"))) is None:
+            raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
+        newest_word = f"hydra.sweep.dir={quoted(newest)}"
+        settings = [newest_word if word == LATEST else word for word in settings]
     check_repeated(parse(settings))
     folder = last_value(settings, f"hydra.{'sweep' if options.sweep else 'run'}.dir")
     resumes = last_value(settings, "resume") == "auto"
     if begins:
-        _check_folder(folder, settings, sweep=options.sweep, resumes=resumes)
+        if options.sweep:
+            _check_sweep(folder, resumes=resumes)
+        else:
+            _check_run(folder, settings, resumes=resumes)
     earlier = RunPaths(Path(folder)) if resumes and folder is not None else None
-    own = list[Path]()
+    own = list[str]()
     if earlier and not options.sweep and earlier.overrides.exists():
         kept_code.find_kept(earlier.code)
         settings = [*_words_before(earlier, settings), *settings]
@@ -78,56 +86,43 @@ def check_repeated(overrides: Sequence[Override]) -> None:
         warn(f"{earlier_word}: the key is there twice, and the last counts, {later_word}")
 
 
-def _check_folder(
-    given: str | None, settings: Sequence[str], *, sweep: bool, resumes: bool
-) -> None:
+def _check_run(given: str | None, settings: Sequence[str], *, resumes: bool) -> None:
     """Raise ConfigError for a new run in the folder of one, or if there is nothing to resume.
 
     With other settings next to `resume=auto` a new run may be meant, which the same command resumes
     later: then only warn.
     """
     if given is None:
-        if resumes and not sweep:
+        if resumes:
             fix = "name it, e.g. hydra.run.dir=FOLDER"
             raise ConfigError(f"resume=auto: continues in the folder of a run; {fix}")
         return
-    if not resumes:
-        if not sweep:
-            _refuse_run_there(given)
-        return
-    folder = Path(given)
-    is_there = is_sweep(folder) if sweep else _holds_run(folder)
-    if is_there or "$" in given or (folder.exists() and not folder.is_dir()):
-        return
-    if not sweep and len(settings) <= 2:
-        raise ConfigError(f"hydra.run.dir={folder}: holds no run to resume; name the folder of one")
-    key, kind = ("hydra.sweep.dir", "sweep") if sweep else ("hydra.run.dir", "run")
-    warn(f"{key}={folder}: holds no {kind}; a new {kind} begins there")
-
-
-def _refuse_run_there(given: str) -> None:
-    """Raise ConfigError if the folder of a new run holds a run."""
-    if not _holds_run(Path(given)):
-        return
-    if is_held(RunPaths(Path(given))):
-        raise in_use(f"hydra.run.dir={given}")
-    raise ConfigError(
-        f"hydra.run.dir={given}: holds a run already; choose another folder, or resume that run"
-        " with resume=auto (if it has completed, with a larger epochs)"
-    )
-
-
-def _holds_run(folder: Path) -> bool:
-    paths = RunPaths(folder)
+    paths, word = RunPaths(Path(given)), f"hydra.run.dir={given}"
     left = (paths.result, paths.metrics, paths.overrides, paths.checkpoints, paths.logs(0).parent)
-    return any(map(Path.exists, left))
+    is_there = any(map(Path.exists, left))
+    if is_there and not resumes:
+        if is_held(paths):
+            raise in_use(word)
+        raise ConfigError(
+            f"{word}: holds a run already; choose another folder, or resume that run with"
+            " resume=auto (if it has completed, with a larger epochs)"
+        )
+    if resumes and not is_there and _may_become_a_folder(given):
+        begins = f"hydra.run.dir={paths.folder}: holds no run"
+        if len(settings) <= 2:
+            raise ConfigError(f"{begins} to resume; name the folder of one")
+        warn(f"{begins}; a new run begins there")
 
 
-def _latest_sweep() -> str:
-    """Return the setting of the newest sweep's folder."""
-    if (newest := latest_sweep(Path("outputs"))) is None:
-        raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
-    return f"hydra.sweep.dir={quoted(newest)}"
+def _check_sweep(given: str | None, *, resumes: bool) -> None:
+    """Warn if there is no sweep to resume."""
+    if given is not None and resumes and not is_sweep(Path(given)) and _may_become_a_folder(given):
+        warn(f"hydra.sweep.dir={Path(given)}: holds no sweep; a new sweep begins there")
+
+
+def _may_become_a_folder(given: str) -> bool:
+    """Return whether a command may write to the folder: else it is refused later."""
+    return "$" not in given and (Path(given).is_dir() or not Path(given).exists())
 
 
 def _words_before(paths: RunPaths, settings: Sequence[str]) -> list[str]:
@@ -183,7 +178,7 @@ class Parents:
         forks = [each for each in records if {"forked_from", "content"} <= each.keys()]
         return {record["forked_from"]["given"]: record for record in forks}
 
-    def custom_yaml(self, forks: Sequence[str]) -> list[Path]:
+    def custom_yaml(self, forks: Sequence[str]) -> list[str]:
         """Find the code of parents that the sweep has no fork of; return the first one's YAML.
 
         Raises ConfigError for a value of `fork` that is no run.

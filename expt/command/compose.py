@@ -36,7 +36,7 @@ from expt.command.conf_files import options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error
 from expt.command.refused_words import (
-    leads_to_list,
+    list_on,
     refuse_no_choice,
     refuse_no_list,
     refuse_to_delete,
@@ -172,7 +172,7 @@ class Composer:
         base, own = self._with_values([each for each in others if each not in of_lists], values)
         for each in of_lists:
             refuse_no_list(own, each)
-        if not all(leads_to_list(own, each) for each in of_lists):
+        if any(list_on(own, each) is None for each in of_lists):
             return self._with_values(others, values)
         for each in of_lists:  # Hydra adds and deletes keys, but no elements of lists
             own = base.with_value(own, each)

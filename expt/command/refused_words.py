@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from hydra.core.override_parser.types import Override, OverrideType
-
 from expt.command.conf_files import groups
+from expt.command.grammar import Override, OverrideType
 from expt.command.mistakes import unknown_key
 from expt.config.constraints import kind, typed
 from expt.config.key_types import names_around, takes_list
@@ -45,14 +44,16 @@ def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -
     unknown = _unknown(own, path, word.value())
     if not unknown:
         return
-    near = list[str]()
+    near, names = list[str](), unknown.split(".")
     if choice is None:
-        near += _around(own, unknown.split("."))
+        node, at = _descend(own, names)
+        if isinstance(node, dict):  # with the keys next to the first one that there is not
+            near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in node]
         if path[0] == "dataset":
             near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
     if re.search(r"\.\d+\.", unknown):  # in an element of a list
-        above, _, last = unknown.rpartition(".")
-        near += [f"{above}.{name}" for name in names_around([*above.split("."), last], own)]
+        above = ".".join(names[:-1])
+        near += [f"{above}.{name}" for name in names_around(names, own)]
     raise ConfigError(unknown_key(str(word.input_line), unknown, choice, near))
 
 
@@ -100,55 +101,36 @@ def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[st
 def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
     """Raise ConfigError for an element that is to be deleted, with the list that is left."""
     path = word.key_or_group.split(".")
-    end = _list_on(own, path) or 0
+    end = list_on(own, word) or 0
     left = [each for at, each in enumerate(_descend(own, path[:end])[0]) if str(at) != path[end]]
     whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
     raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
 
 
-def leads_to_list(own: Mapping[str, Any], word: Override) -> bool:
-    """Return whether the key of a word is a list, or in one."""
-    return _list_on(own, word.key_or_group.split(".")) is not None
-
-
-def _list_on(node: Any, path: Sequence[str]) -> int | None:
-    """Return how many keys of a path lead to the first list on it; None without a list."""
+def list_on(own: Mapping[str, Any], word: Override) -> int | None:
+    """Return how many parts of the word's key lead to the first list on it; None without one."""
+    path = word.key_or_group.split(".")
     ends = range(len(path) + 1)
-    return next((at for at in ends if isinstance(_descend(node, path[:at])[0], list)), None)
+    return next((at for at in ends if isinstance(_descend(own, path[:at])[0], list)), None)
 
 
 def _unknown(node: Any, path: Sequence[Any], value: Any) -> str:
     """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
     names = [*map(str, path)]  # a mapping may have numbers
     found, at = _descend(node, path)
-    if at < len(path):
-        return "" if _is_of_list(found, names, at) else ".".join(names)
-    if isinstance(found, dict) and isinstance(value, dict):
-        for key, below in value.items():
-            if unknown := _unknown(found, [key], below):
-                return ".".join([*names, unknown])
-    return ""
-
-
-def _is_of_list(found: Any, names: Sequence[str], at: int) -> bool:
-    """Return whether a path leaves `found`, its deepest value, for an element or a key of one."""
-    if at == 0:
-        return False
-    if isinstance(found, list) and found:
-        return True  # `with_value` names the whole list
-    if isinstance(found, list | None) and names[at].isdecimal():
-        return True
-    if not names[at - 1].isdecimal():
-        return False
-    return ".".join(name for name in names if not name.isdecimal()) in all_keys()  # may be left out
-
-
-def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
-    """Yield the dotted keys next to the first one of `path` that there is not."""
-    node, at = _descend(node, path)
-    if isinstance(node, dict):
-        for name in node:
-            yield ".".join([*path[:at], str(name), *path[at + 1 :]])
+    if at == len(path):
+        if isinstance(found, dict) and isinstance(value, dict):
+            for key, below in value.items():
+                if unknown := _unknown(found, [key], below):
+                    return ".".join([*names, unknown])
+        return ""
+    is_in_list = isinstance(found, list | None) and names[at].isdecimal()
+    if at and (is_in_list or (isinstance(found, list) and found)):
+        return ""  # `with_value` names the whole list
+    in_schema = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+    if at and names[at - 1].isdecimal() and in_schema:
+        return ""  # elements may lack keys
+    return ".".join(names)
 
 
 def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:

@@ -250,7 +250,7 @@ def settings_that_count(config: RunConfig) -> dict[str, Any]:
 def _changing(
     holder: Any, prefix: str = "", member: str | None = None
 ) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield the keys that change numbers, with their values and what `only_if` asks of others."""
+    """Yield the keys that change numbers, with their values and their conditions on others."""
     values, kind = vars(holder), typing.cast(Any, type(holder))
     for name, key, only_if in _changing_fields(kind, prefix, member):
         value = values[name]
