@@ -112,8 +112,8 @@ class Found(NamedTuple):
         except ConfigError as error:
             text = f"{option} {error}".strip()
             if number := len(self._left_out):
-                text += f"; {number} more are hidden, as the newest grid no longer names them: add"
-                text += " --all"
+                why = "as the newest grid no longer names them: add --all"
+                text += f"; {number} more are hidden, {why}"
             raise ConfigError(text) from None
 
     def check(self, option: str, key: str | None, runs: Sequence[FoundRun] | None = None) -> None:
@@ -122,8 +122,13 @@ class Found(NamedTuple):
             with self.naming(option):
                 check_key(key, self.runs if runs is None else runs)
 
-    def chosen(self, filters: Sequence[str]) -> list[FoundRun]:
-        """Return the runs that pass, each by itself. Raises ConfigError where none does."""
+    def passing(self, filters: Sequence[str], *, by_run: bool = False) -> list[FoundRun]:
+        """Return the runs that pass, by row of a leaderboard or each by itself.
+
+        Raises ConfigError where none does.
+        """
+        if not by_run:
+            return self.in_rows(filters)[0]
         with self.naming("--filter"):
             kept = chosen(self.runs, filters)
         self._refuse_none(kept, filters)
@@ -184,7 +189,7 @@ def _print_filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None
 
 def _print_verdict(asked: argparse.Namespace, found: Found) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    records, _ = found.in_rows(asked.filter)
+    records = found.passing(asked.filter)
     found.check("--metric", asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
@@ -205,8 +210,7 @@ def _print_verdict(asked: argparse.Namespace, found: Found) -> None:
 def _print_importance(asked: argparse.Namespace, found: Found) -> None:
     """Print how much each setting mattered for the objective."""
     console = Console()
-    kept, _ = found.in_rows(asked.filter)
-    weights = importance(asked.folders[0], kept)
+    weights = importance(asked.folders[0], found.passing(asked.filter))
     terminal.put(importance=weights)
     for tag, by in weights.items():
         table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
@@ -221,7 +225,7 @@ def _write_study(asked: argparse.Namespace, found: Found) -> None:
     with _writing("--optuna", asked.optuna):
         if asked.optuna.exists():
             raise ConfigError(f"--optuna {asked.optuna}: is there already; choose another name")
-        study_of(asked.folders[0], found.in_rows(asked.filter)[0], asked.optuna)
+        study_of(asked.folders[0], found.passing(asked.filter), asked.optuna)
     say(Console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
 
 
@@ -267,7 +271,7 @@ def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
     are_two = len(asked.folders) == len(found.runs) == 2 and is_plain
     runs = found.runs
     if not are_two:
-        runs = found.in_rows(asked.filter)[0] if asked.of_sweep else found.chosen(asked.filter)
+        runs = found.passing(asked.filter, by_run=not asked.of_sweep)
         found.check("--sort", asked.sort)
         runs = in_order(runs, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)

@@ -43,10 +43,9 @@ class Origin(NamedTuple):
 
     def fix(self, key: str, value: str) -> str:
         """Return how a value is written where the key stands."""
-        if (place := self.yaml(key)) is None:
-            quotes = ("'", '"') if "${" in value else ("", "")
-            return f"write {quotes[0]}{key}={quotes[1]}{value}{quotes[1]}{quotes[0]}"
-        return f"write {place[1]}: {value} in {place[0]}"
+        if place := self.yaml(key):
+            return f"write {place[1]}: {value} in {place[0]}"
+        return f"write '{key}=\"{value}\"'" if "${" in value else f"write {key}={value}"
 
     def several(self, key: str, values: str) -> str:
         """Return how several values of a key are written."""
