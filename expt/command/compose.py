@@ -34,8 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.conf_files import options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.mistakes import as_config_error
-from expt.command.refused_words import (
+from expt.command.mistakes import (
+    as_config_error,
     list_on,
     refuse_no_choice,
     refuse_no_list,

@@ -15,7 +15,7 @@ from expt.command.command_line import check_repeated
 from expt.command.compose import Composer
 from expt.command.conf_files import own_folders
 from expt.command.grammar import Override, parse, readable
-from expt.command.refused_words import refuse_no_choice
+from expt.command.mistakes import refuse_no_choice
 from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying

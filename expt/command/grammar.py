@@ -17,7 +17,6 @@ from hydra.core.override_parser.types import (
     Glob,
     IntervalSweep,
     Override,
-    OverrideType,
     RangeSweep,
 )
 from hydra.errors import OverrideParseException
@@ -30,7 +29,7 @@ from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
 from expt.runs.result import Record
 
-__all__ = ["ChoiceSweep", "IntervalSweep", "Override", "OverrideType", "RangeSweep"]
+__all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""
