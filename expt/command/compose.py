@@ -274,8 +274,8 @@ def _with_files(
     settings: Settings, own: Sequence[Path], choices: Any, words: Sequence[str]
 ) -> Settings:
     """Return the settings with the files that have set those of them that no word has."""
-    yaml = functools.partial(written_in, own, choices, words)
-    settings.origin = settings.origin._replace(yaml=yaml)
+    file_of = functools.partial(written_in, own, choices, words)
+    settings.origin = settings.origin._replace(yaml=file_of)
     return settings
 
 
