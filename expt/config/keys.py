@@ -209,16 +209,16 @@ def without_effect(
 
     Left out are those that have one with other values of the `varied` keys.
     """
-    settings = flat(plain(config))
-    idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
-    found = {key: ", ".join(_conditions(key, meaning_in(settings, key))) for key in idle}
-    for key in idle:
-        conditions = meaning_in(settings, key).only_if
-        if any(other in varied or other.partition(".")[0] in varied for other in conditions):
-            del found[key]
-    return [
-        f"{key}={typed(settings[key])}: has no effect, {why}" for key, why in found.items() if why
-    ]
+    settings, found = flat(plain(config)), list[str]()
+    for key in dict.fromkeys(given):
+        if not settings.get(key) or not is_idle(key, settings):
+            continue
+        meant = meaning_in(settings, key)
+        others = {*meant.only_if, *(other.partition(".")[0] for other in meant.only_if)}
+        why = ", ".join(_conditions(key, meant))
+        if why and others.isdisjoint(varied):
+            found.append(f"{key}={typed(settings[key])}: has no effect, {why}")
+    return found
 
 
 def evaluated() -> tuple[str, ...]:
