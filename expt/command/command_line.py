@@ -35,12 +35,14 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path]]:
+def read(
+    options: Options, *, begins: bool = True, folder: Path | None = None
+) -> tuple[list[str], list[Path]]:
     """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with; the runs of a sweep
     get those of their parents one by one, see `Parents`. Raises ConfigError; one that torchrun
-    starts again does not begin, and is in a folder of its own already.
+    starts again does not begin, and has its `folder` already.
     """
     refuse_undecoded([*options.settings, os.getcwd()])
     words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
@@ -51,27 +53,29 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path
         newest_word = f"hydra.sweep.dir={quoted(newest)}"
         settings = [newest_word if word == LATEST else word for word in settings]
     check_repeated(parse(settings))
-    folder = last_value(settings, f"hydra.{'sweep' if options.sweep else 'run'}.dir")
+    given = last_value(settings, f"hydra.{'sweep' if options.sweep else 'run'}.dir")
     resumes = last_value(settings, "resume") == "auto"
     if begins:
         if options.sweep:
-            _check_sweep(folder, resumes=resumes)
+            _check_sweep(given, resumes=resumes)
         else:
-            _check_run(folder, settings, resumes=resumes)
-    earlier = RunPaths(Path(folder)) if resumes and folder is not None else None
+            _check_run(given, settings, resumes=resumes)
+    earlier = RunPaths(Path(given)) if resumes and given is not None else None
     own = list[str]()
     if earlier and not options.sweep and earlier.overrides.exists():
         kept_code.find_kept(earlier.code)
         settings = [*_words_before(earlier, settings), *settings]
         own = own_folders_of(earlier.hydra_settings)
     elif forks := _values_of_fork(settings):
-        parents = Parents(Path(folder) if options.sweep and folder is not None else None)
+        parents = Parents(Path(given) if options.sweep and given is not None else None)
         own = parents.custom_yaml(forks)
         if not options.sweep:
             settings = parents.with_words(settings)
-    if options.config_dir is None and own:
-        return settings, checked_folders(own)
-    return settings, own_folders(options.config_dir, settings)
+    is_earlier = options.config_dir is None and own
+    folders = checked_folders(own) if is_earlier else own_folders(options.config_dir, settings)
+    if folder is not None:
+        settings.append(f"hydra.run.dir={quoted(folder)}")
+    return settings, folders
 
 
 def check_repeated(overrides: Sequence[Override]) -> None:

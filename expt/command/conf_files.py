@@ -43,7 +43,21 @@ def keys_of(group: str, name: str) -> list[str]:
     path = conf_dir() / group / f"{name}.yaml"
     if _is_global(path):
         return []
-    return [f"{group}.{key}" for key in _keys_in(read_yaml(path)) if key != "name"]
+    found = dict.fromkeys(key for each in lineage(path) for key in _keys_in(read_yaml(each)))
+    return [f"{group}.{key}" for key in found if key != "name"]
+
+
+def lineage(path: Path) -> Iterator[Path]:
+    """Yield the files of a choice: those of its group that its defaults list names, then its own.
+
+    A later one sets keys again. Of custom YAML those of expt's count too.
+    """
+    for name in (read_yaml(path) or {}).get("defaults") or ():
+        folders = (path.parent, conf_dir() / path.parent.name)
+        every = (folder / f"{name}.yaml" for folder in folders if isinstance(name, str))
+        if above := next((file for file in every if file.is_file() and file != path), None):
+            yield from lineage(above)
+    yield path
 
 
 def _is_global(path: Path) -> bool:

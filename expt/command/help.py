@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.conf_files import groups, keys_in_yaml, options, own_folders
+from expt.command.conf_files import groups, keys_in_yaml, lineage, options, own_folders
 from expt.command.mistakes import unknown_option
 from expt.command.words import WORDS, options_of
 from expt.config.keys import effects_in_words
@@ -146,10 +146,10 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
             continue
         for name in names.split(","):
             paths = (folder / group / f"{name}.yaml" for folder in folders)
-            lines = next(filter(Path.is_file, paths)).read_text(encoding="utf-8").splitlines()
+            path = next(filter(Path.is_file, paths))
+            lines = path.read_text(encoding="utf-8").splitlines()
             about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
-            rows = keys_with_meaning(lines, f"{group}.")
-            yield Section(f"{group}={name}", " ".join(about), rows)
+            yield Section(f"{group}={name}", " ".join(about), rows_of(path))
 
 
 def _with_effect(row: Row) -> Row:
@@ -187,6 +187,17 @@ def sections(path: Path) -> Iterator[Section]:
     yield Section(title, "", keys_with_meaning(lines))
 
 
+def rows_of(path: Path) -> list[Row]:
+    """Return the settings of a choice with their meanings, which its own file need not repeat."""
+    found = dict[str, Row]()
+    for file in reversed([*lineage(path)]):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for row, meaning in keys_with_meaning(lines, f"{path.parent.name}."):
+            last, said = found.get(key := row.partition("=")[0], (row, ""))
+            found[key] = (last, said or meaning)
+    return [*found.values()]
+
+
 def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
     """Return `key=value` and its meaning of lines such as `key: value  # meaning`.
 
@@ -198,7 +209,7 @@ def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
         key, colon, value = setting.partition(":")
         if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
             found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
-        if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
+        if not colon or (group and (key in ("name", "defaults") or key.lstrip().startswith("-"))):
             continue
         prefix = prefix if key.startswith(" ") else ""
         if value.strip():

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from expt.config import groups
 from expt.config.constraints import typed, word
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
-from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
 from expt.machine import Machine, is_slice
@@ -30,7 +29,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *unmeasurable(config, machine),
         *_lines(config, machine, _TRAINING),
         *config.task.problems(config),
-        *problems_of_trackers(config.mlflow, config.secrets),
+        *(line for each in config.trackers.values() for line in each.problems(config.secrets)),
     ]
 
 
