@@ -16,12 +16,12 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from expt.config import keys, rules, secrets
 from expt.config.auto import fill_auto
-from expt.config.constraints import Target
+from expt.config.constraints import Target, typed
 from expt.config.explained import TYPED, Origin, explain
 from expt.config.groups import GROUPS
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, refuse_undecoded
+from expt.errors import ConfigError, counted, refuse_undecoded
 from expt.machine import Machine
 
 
@@ -115,12 +115,11 @@ def with_value(
 
 def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> str:
     """Return the error for an element that the list of `key` lacks, with the whole list to type."""
-    word = f"{key}.{'.'.join(path)}={keys.typed(value)}"
+    word = f"{key}.{'.'.join(path)}={typed(value)}"
     for name in reversed(path[1:]):
         value = {name: value}
-    size = f"{len(known)} element{'s' * (len(known) > 1)}"
-    has = f"has {size}, counted from 0" if known else "is empty"
-    whole = keys.in_a_shell(f"{key}={keys.typed([*known, value])}")
+    has = f"has {counted(len(known), 'element')}, counted from 0" if known else "is empty"
+    whole = keys.in_a_shell(f"{key}={typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
 

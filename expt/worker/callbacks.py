@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.config.length import Unreached
-from expt.config.own_code import own_frame
+from expt.config.own_code import place_of
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives, random_state
@@ -110,9 +110,8 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            whose, own = f"{self._targets[index].target}.{moment}", own_frame(error)
-            place = f" ({own.filename}, line {own.lineno})" if own else ""
-            what = f"{whose} raised {secrets.said(error)}{place}"
+            whose = f"{self._targets[index].target}.{moment}"
+            what = f"{whose} raised {secrets.said(error)}{place_of(error)}"
             raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:

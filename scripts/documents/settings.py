@@ -17,12 +17,13 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from expt import registry
-from expt.command.conf_files import keys_with_meaning, lineage, read_yaml, rows_of, sections
-from expt.command.help import WHEN
+from expt.command.conf_files import lineage
+from expt.command.help import WHEN, keys_with_meaning, rows_of, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
-from expt.config.keys import classes_in, described
-from expt.config.kinds import conf_dir
+from expt.config.key_types import classes_in
+from expt.config.keys import effects_in_words
+from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from scripts.architecture import MAX_COLUMNS_OF_PAGES
 from scripts.documents.following import ROOT
@@ -68,7 +69,7 @@ class Setting:
 
 def run_settings() -> Iterator[tuple[str, list[Setting]]]:
     """The sections of conf/config.yaml."""
-    for title, rows in sections(conf_dir() / "config.yaml"):
+    for title, _, rows in sections(conf_dir() / "config.yaml"):
         yield (
             title,
             [_setting(row, RunConfig) for row in rows if not row[0].startswith("defaults.")],
@@ -135,7 +136,7 @@ def _setting(row: tuple[str, str], owner: type) -> Setting:
     kind = type_of(key if owner is RunConfig else key.partition(".")[2], owner)
     if default == "auto" and "auto" not in kind:
         kind = f"`auto`, or {kind}"
-    return Setting(key, kind, default, meaning, when, described(key))
+    return Setting(key, kind, default, meaning, when, effects_in_words(key))
 
 
 _read: dict[str, Any] = {}

@@ -11,11 +11,11 @@ import yaml
 
 from expt.config.constraints import Target
 from expt.config.identity import REPEATED, Content, Identity, digest, shown, typed_hyperparameters
+from expt.config.key_types import choices_of
 from expt.config.keys import (
     Rule,
-    choices_of,
-    described,
     differing,
+    effects_in_words,
     evaluation_values,
     flat,
     typed,
@@ -190,7 +190,7 @@ def test_an_evaluation_has_the_runs_settings_but_for_those_of_training() -> None
     ],
 )
 def test_a_key_is_described_by_what_its_change_does(key: str, says: str) -> None:
-    assert described(key) == says
+    assert effects_in_words(key) == says
 
 
 def test_given_keys_without_effect_are_listed() -> None:
