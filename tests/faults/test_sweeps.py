@@ -139,11 +139,11 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     children = descendants(process.pid)
     process.kill()
     process.communicate()
+    wait_until(lambda: not alive(children), timeout_s=2)  # one may complete as it dies
     left = completed()
     assert 1 <= len(left) < 4
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     again = run("-m", "seed=range(5)", *alone, "hydra.sweep.dir=latest", cwd=tmp_path)
-    assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()

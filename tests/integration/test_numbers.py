@@ -120,7 +120,7 @@ def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbe
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (4, "batch_norm=groups batch_norm_group=16"),
+        pytest.param(4, "batch_norm=groups batch_norm_group=16", marks=pytest.mark.slow),
         (2, "batch_norm=groups batch_norm_group=8 gradient_accumulation=2"),
         (2, "batch_norm=sync gradient_accumulation=2"),
     ],

@@ -19,12 +19,11 @@ def test_one_of_several_that_are_equally_long_is_trained(tmp_path: Path) -> None
 
 STREAM = """
 import torch
-from tests.facade import Patch
 class Both(torch.utils.data.IterableDataset):
     def __init__(self, first=0):
         self.first = first
     def __iter__(self):
-        return ((torch.full((1, 8, 8), (self.first + n) % 2.0), n % 2) for n in range(4000))
+        return ((torch.full((1, 8, 8), (self.first + n) % 2.0), n % 2) for n in range(640))
 """
 
 
