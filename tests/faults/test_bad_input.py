@@ -82,7 +82,7 @@ CASES = {
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'",
         "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
-OWN = Bad("--config-dir conf dataset=label", "sample 5: ", adds=FAILED)
+OWN = Bad("--config-dir conf dataset=label world_size=1", "sample 5: ", adds=FAILED)
 """A label that only a worker comes upon."""
 
 FILES = {

@@ -70,6 +70,7 @@ def test_the_loss_curve_is_that_of_a_plain_loop(trained: Trained) -> None:
     assert done.result["best"]["step"] == max(accuracy, key=lambda step: accuracy[step])
 
 
+@pytest.mark.slow
 def test_the_curve_is_gloos(trained: Trained) -> None:
     """A sum of two does not depend on their order."""
     words = ("world_size=2", "max_steps=20", "log_every=1", "threads=1")
