@@ -123,7 +123,7 @@ def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbe
     [
         pytest.param(4, "batch_norm=groups batch_norm_group=16", marks=pytest.mark.slow),
         (2, "batch_norm=groups batch_norm_group=8 gradient_accumulation=2"),
-        (2, "batch_norm=sync gradient_accumulation=2"),
+        pytest.param(2, "batch_norm=sync gradient_accumulation=2", marks=pytest.mark.slow),
     ],
 )
 def test_grouped_and_accumulated(numbers: Callable[..., Numbers], workers: int, words: str) -> None:
