@@ -35,11 +35,13 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path]]:
+def read(
+    options: Options, *, begins: bool = True, folder: Path | None = None
+) -> tuple[list[str], list[Path]]:
     """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
-    one that torchrun starts again does not begin, and is in a folder of its own already.
+    one that torchrun starts again does not begin, and has its `folder` already.
     """
     refuse_undecoded([*options.settings, os.getcwd()])
     words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
@@ -47,10 +49,10 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path
     check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
-    settings, own = _with_earlier(settings, sweep=options.sweep)
-    if options.config_dir is None and own:
-        return settings, checked(own)
-    return settings, own_folders(options.config_dir, settings)
+    settings, earlier = _with_earlier(settings, sweep=options.sweep)
+    is_earlier = options.config_dir is None and earlier
+    own = checked(earlier) if is_earlier else own_folders(options.config_dir, settings)
+    return [*settings, *[f"hydra.run.dir={quoted(folder)}"] * (folder is not None)], own
 
 
 def check_repeated(overrides: Sequence[Override]) -> None:

@@ -29,17 +29,28 @@ from hydra.core.override_parser.types import (
 )
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.conf_files import groups, options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
+from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import kind
-from expt.config.keys import all_keys, example_of, in_a_shell, names_around, takes_list, typed
+from expt.config.explained import Origin
+from expt.config.keys import (
+    all_keys,
+    example_of,
+    in_a_shell,
+    may_be_text,
+    names_around,
+    takes_list,
+    typed,
+    varying,
+)
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
-from expt.config.parse import Settings, plain, with_value
+from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
@@ -335,13 +346,67 @@ _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
 
 
 def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
-    """Return the settings of a configuration, as plain containers, interpolations resolved."""
-    with resolving(composed):
-        settings, hydra = plain(composed, sweep=sweep), composed.hydra
-        places = [str(each) for each in hydra.searchpath or () if str(each).startswith("file://")]
-        own = [Path(os.path.relpath(place.removeprefix("file://"))) for place in places]
-        choices = {str(key): name for key, name in hydra.runtime.choices.items()}
-        return _with_files(settings, own, choices, typed_in(hydra))
+    """Return the settings of a configuration, as plain containers, interpolations resolved.
+
+    A task that Hydra itself calls gets a configuration without Hydra's part: errors about that are
+    OmegaConf's, and name no file of YAML.
+    """
+    has_hydra, own = "hydra" in composed, [str(key) for key in composed if key != "hydra"]
+    with resolving(composed) if has_hydra else contextlib.nullcontext():
+        unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+        leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
+        texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
+        found = {
+            key: text
+            for key, text in secrets.interpolations(texts)
+            if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
+        }
+        secrets.remember(found)  # first, for an error may show them
+        content = {key: _contained(composed[key]) for key in own}
+        secrets.remember(found, content)
+        node = {**content, "secrets": found}
+        if texts and (following := _following(composed, texts)):
+            node["following"] = following
+        settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
+        settings.origin = Origin(texts)
+        if not has_hydra:
+            return settings
+        places = [str(each) for each in composed.hydra.searchpath or ()]
+        files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
+        choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
+        folders = [Path(os.path.relpath(file)) for file in files]
+        return _with_files(settings, folders, choices, typed_in(composed.hydra))
+
+
+def _contained(value: Any) -> Any:
+    """Return one of a configuration's values; a copy of all with Hydra's would take four times."""
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    return value
+
+
+def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the interpolations whose values another seed or fold would change."""
+    repeated = {key: OmegaConf.select(composed, key) for key in varying("repetition")}
+    repeated = {key: value for key, value in repeated.items() if isinstance(value, int)}
+    found = {key: _text(composed, key) for key in texts}
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        try:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, value + 1)
+            others = {key: _text(composed, key) for key in texts}
+        finally:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, texts.get(key, value))
+    moved = {key for key in texts if others[key] != found[key]} - repeated.keys()
+    return {key: texts[key] for key in texts if key in moved}
+
+
+def _text(composed: DictConfig, key: str) -> str | None:
+    """Return the value of a key as a text; None for one that has none with this seed."""
+    with contextlib.suppress(Exception):  # of a custom resolver, too
+        return str(OmegaConf.select(composed, key))
+    return None
 
 
 def _with_files(

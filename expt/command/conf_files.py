@@ -43,9 +43,34 @@ def keys() -> tuple[str, ...]:
 def keys_of(group: str, name: str) -> list[str]:
     """Return the keys of a choice, dotted; none of one that sets those of others."""
     path = conf_dir() / group / f"{name}.yaml"
-    is_global = "# @package _global_" in path.read_text(encoding="utf-8")
-    below = () if is_global else _flat(read_yaml(path))
-    return [f"{group}.{key}" for key in below if key != "name"]
+    if "# @package _global_" in path.read_text(encoding="utf-8"):
+        return []
+    found = dict.fromkeys(key for each in lineage(path) for key in _flat(read_yaml(each)))
+    return [f"{group}.{key}" for key in found if key != "name"]
+
+
+def lineage(path: Path) -> Iterator[Path]:
+    """Yield the files of a choice: those of its group that its defaults list names, then its own.
+
+    A later one sets keys again. Of custom YAML those of expt's count too.
+    """
+    for name in (read_yaml(path) or {}).get("defaults") or ():
+        folders = (path.parent, conf_dir() / path.parent.name)
+        every = (folder / f"{name}.yaml" for folder in folders if isinstance(name, str))
+        if above := next((file for file in every if file.is_file() and file != path), None):
+            yield from lineage(above)
+    yield path
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return the settings of a choice with their meanings, which its own file need not repeat."""
+    found = dict[str, Row]()
+    for file in reversed([*lineage(path)]):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for row, meaning in keys_with_meaning(lines, f"{path.parent.name}."):
+            last, said = found.get(key := row.partition("=")[0], (row, ""))
+            found[key] = (last, said or meaning)
+    return [*found.values()]
 
 
 def _flat(content: Mapping[str, Any] | None) -> Iterator[str]:
@@ -181,7 +206,7 @@ def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
         key, colon, value = setting.partition(":")
         if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
             found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
-        if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
+        if not colon or (group and (key in ("name", "defaults") or key.lstrip().startswith("-"))):
             continue
         prefix = prefix if key.startswith(" ") else ""
         if value.strip():

@@ -15,7 +15,7 @@ from expt.command.command_line import check_repeated
 from expt.command.compose import Composer, refuse_no_choice
 from expt.command.conf_files import own_folders
 from expt.command.grammar import Override, parse, readable
-from expt.config import kept_code, own_code, secrets
+from expt.config import kept_code, own_code, rules, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.parse import as_typed, recorded, settings_of, with_value
@@ -126,7 +126,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     for key, value in asked.values.items():
         if key in HOW or key.startswith("task."):
             node = with_value(node, key.split("."), value)
-    config = parsed(node, machine.detect(), measures=True)
+    config = parsed(node, machine.detect(), problems_of=rules.unmeasurable)
     content = content_of(config)
     own = _is_of_run(record, config, content)
     if (

@@ -14,10 +14,10 @@ from expt.command.conf_files import (
     Row,
     groups,
     keys,
-    keys_with_meaning,
     options,
     own_folders,
     read_yaml,
+    rows_of,
     sections,
 )
 from expt.command.mistakes import unknown_option
@@ -141,9 +141,10 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
     for group, names in chosen.items():
         for name in names.split(",") if names and not group.startswith("override ") else ():
             paths = (folder / group / f"{name}.yaml" for folder in folders)
-            lines = next(filter(Path.is_file, paths)).read_text(encoding="utf-8").splitlines()
+            path = next(filter(Path.is_file, paths))
+            lines = path.read_text(encoding="utf-8").splitlines()
             about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
-            yield f"{group}={name}  {' '.join(about)}", keys_with_meaning(lines, f"{group}.")
+            yield f"{group}={name}  {' '.join(about)}", rows_of(path)
 
 
 def _with_effect(row: Row) -> Row:

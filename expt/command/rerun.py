@@ -15,6 +15,7 @@ from expt.config import kept_code, own_code
 from expt.config import parse as parsing
 from expt.config.identity import Identity, digest
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher, refuse_in_torchrun
@@ -55,7 +56,7 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
             f" for that. If this is the new folder, write {instead}"
         )
     into = None if new is None else Path(new)
-    from expt.command.run import Command, train  # late: Hydra
+    from expt.command.run import Command, removed_if_refused, train  # late: Hydra
 
     how = launcher()
     refuse_in_torchrun("a rerun")
@@ -76,12 +77,13 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
 
     this = Command(how, typed_at, terminal.console(quiet=False))
     files = {each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")}
-    request = this.request(then["arguments"], config, run_paths, hydra=files)
-    for line in _differences(config, request.identity, then):
+    with removed_if_refused(run_paths):
+        identity = identity_of(config, run_paths)
+    for line in _differences(config, identity, then):
         warn(line)
-    about: Record = {**request.about, "rerun_of": str(folder)}
+    words = then["arguments"]
     try:
-        train(this, dataclasses.replace(request, about=about))
+        train(this, words, config, run_paths, hydra=files, identity=identity, rerun_of=folder)
     finally:
         this.sending.close()
         this.sending.wait()

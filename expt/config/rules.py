@@ -14,7 +14,6 @@ from expt.config import groups
 from expt.config.constraints import word
 from expt.config.keys import typed
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
-from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, did_you_mean
 from expt.features import Anything
 from expt.machine import Machine, is_slice
@@ -31,7 +30,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *unmeasurable(config, machine),
         *_lines(config, machine, _TRAINING),
         *config.task.problems(config),
-        *problems_of_trackers(config.mlflow, config.secrets),
+        *(line for each in config.trackers.values() for line in each.problems(config.secrets)),
     ]
 
 

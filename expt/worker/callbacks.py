@@ -83,18 +83,16 @@ class Callbacks:
             if moment == "on_step_end" and not self._is_due(self._every[index]):
                 continue
             with self._apart(index, moment):
-                getattr(callback, moment)(self._view(model, record, split))
-
-    def _view(self, model: nn.Module, record: Record, split: str) -> View:
-        return View(
-            epoch=self._position.epoch,
-            step=self._position.step,
-            split=split,
-            metrics=MappingProxyType(record.last),
-            copy_model=lambda: _copy(model),
-            scalar=lambda tag, value: record.log({self._own(tag): float(value)}),
-            picture=lambda tag, image: record.picture(self._own(tag), as_bytes(image)),
-        )
+                view = View(
+                    epoch=self._position.epoch,
+                    step=self._position.step,
+                    split=split,
+                    metrics=MappingProxyType(record.last),
+                    copy_model=lambda: _copy(model),
+                    scalar=lambda tag, value: record.log({self._own(tag): float(value)}),
+                    picture=lambda tag, image: record.picture(self._own(tag), as_bytes(image)),
+                )
+                getattr(callback, moment)(view)
 
     def _own(self, tag: str) -> str:
         if tag.partition("/")[0] in self._reserved:
