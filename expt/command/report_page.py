@@ -26,7 +26,7 @@ NAMED = 6
 """The largest number of settings that the question names."""
 
 
-def write(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
+def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
     """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
     if not asked.of_sweep:
         raise ConfigError("--html: is about one sweep; name its folder")

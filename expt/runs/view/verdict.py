@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from expt.errors import ConfigError, listed, require
+from expt.errors import ConfigError, counted, listed, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
@@ -104,7 +104,7 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     notes = [
         "lead and interval compare each row with the best, by runs of the same seed; interval and p"
         " are of a paired t-test, corrected (Holm) for"
-        f" {known} comparison{'s' * (known != 1)}"
+        f" {counted(known, 'comparison')}"
     ]
     is_unequal = len({frozenset(each) for each in finite if each}) > 1
     notes += _of_repetitions(found, seeds, found[best], is_unequal=is_unequal)
@@ -137,7 +137,7 @@ def _other_first_row(row: Row, seeds: int, metric: str) -> str:
     """Return a line that says why the first row of the leaderboard is not the best one here."""
     why = "it has a value that is not finite, or a seed twice"
     if seeds < 2:
-        why = f"it has {seeds} seed{'s' * (seeds != 1)}, and a verdict needs two"
+        why = f"it has {counted(seeds, 'seed')}, and a verdict needs two"
     if metric != row.objective:
         why = f"that is by {row.objective}, and this by {metric}"
     return f"the first row of the leaderboard is {row.name}: {why}"
