@@ -51,7 +51,7 @@ def by_hand(steps: int, least: float, most: float) -> list[float]:
         rate = least * (most / least) ** (step / (steps - 1))
         with torch.no_grad():
             for weight in net.parameters():
-                weight -= rate * weight.grad  # type: ignore[operator]
+                weight.data -= rate * (weight.grad if weight.grad is not None else 0)
     return losses
 
 
