@@ -29,7 +29,7 @@ PACKAGES = (
     *("training", "tasks", "data", "models", "runs", "config", "features"),
 )
 DOORS = ("__init__", "__main__", "api", "catalogue")  # above all packages
-GROUND = ("errors", "late", "machine", "progress", "registry", "signals")  # below them
+GROUND = ("errors", "gpus", "late", "machine", "progress", "registry", "signals")  # below them
 LEVEL = {
     name: level
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))

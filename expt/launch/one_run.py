@@ -33,6 +33,7 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
+from expt.gpus import is_simulated
 from expt.launch.job import Job, Observer, Options, prepared
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
@@ -141,7 +142,7 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
     from expt.worker.main import run_as, torch_kept
 
     signals.raise_dropped()
-    gpus = () if machine.is_simulated() else request.config.gpu_indices
+    gpus = () if is_simulated() else request.config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )

@@ -13,6 +13,7 @@ from expt import errors, signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
+from expt.gpus import gpu_uuid, setting
 from expt.launch import processes
 from expt.launch.equal_runs import EqualRuns
 from expt.launch.job import (
@@ -28,7 +29,7 @@ from expt.launch.job import (
 from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
-from expt.machine import Machine, gpu_uuid, instead
+from expt.machine import Machine
 from expt.runs.attempt import Attempt, record_end, take_back
 from expt.runs.checkpoint_file import FULL, not_written
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
@@ -370,7 +371,7 @@ class Pool:
         # With fewer, those among which the batch can be divided.
         few = next((n for n in range(min(most, len(able)), 0, -1) if n == most or not size % n), 0)
         chosen = sorted(map(every.index, able[:few]))
-        fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
+        fix = f"use {setting(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         left = len({*able} & {*wanted})
         have = "has" if left == 1 else "have"

@@ -30,9 +30,10 @@ from expt.config import kept_code, secrets
 from expt.config.auto import agreed
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
+from expt.gpus import gpu_uuid
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepared
-from expt.machine import alone
+from expt.machine import command_alone
 from expt.runs.attempt import Attempt, put_back, record_end
 from expt.runs.failure import LOG, write_error
 from expt.runs.overrides import setting_word
@@ -147,14 +148,14 @@ def check(environment: Mapping[str, str]) -> None:
     if missing:
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
-            f" set too; to train here alone: {alone(environment)}"
+            f" set too; to train here alone: {command_alone(environment)}"
         )
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     wrong = [name for name in numbers if not environment[name].isdecimal()]
     if wrong or not int(environment["RANK"]) < int(environment["WORLD_SIZE"]):
         found = " ".join(f"{name}={environment[name]}" for name in wrong or numbers[:2])
         why = "must be whole numbers, with RANK below WORLD_SIZE"
-        raise ConfigError(f"{found}: {why}; to train here alone: {alone(environment)}")
+        raise ConfigError(f"{found}: {why}; to train here alone: {command_alone(environment)}")
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -185,7 +186,7 @@ def _use(config: RunConfig) -> Answer:
     here, at = machine.detect().gpus, config.gpu_indices
     if config.strategy != "dp":  # by which one worker uses all
         at = at[int(os.environ["LOCAL_RANK"]) % max(1, len(at)) :][:1]
-    return Answer(len(here), [(here[index], machine.gpu_uuid(here[index])) for index in at])
+    return Answer(len(here), [(here[index], gpu_uuid(here[index])) for index in at])
 
 
 def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
@@ -334,7 +335,7 @@ class Rendezvous:
         if missing := [rank for rank, key in others.items() if not self._store.check([key])]:
             raise RunFailed(
                 f"rank {listed(map(str, missing))} of {self._world_size} did not arrive within"
-                f" {arrive_s:g} s; to train here alone: {alone(os.environ)}"
+                f" {arrive_s:g} s; to train here alone: {command_alone(os.environ)}"
             )
         return [json.loads(self._store.get(key)) for key in others.values()]
 
@@ -405,7 +406,7 @@ def of_environment() -> Rendezvous:
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise RunFailed(
             f"{where}: cannot be reached from here: {first_line(error)}; to train here alone:"
-            f" {alone(os.environ)}"
+            f" {command_alone(os.environ)}"
         ) from None
     return Rendezvous(store, rank=rank, world_size=world_size)
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from expt.machine import visible_gpus
+from expt.gpus import visible_gpus
 from scripts.benchmarks.memory import children, tree_below
 from scripts.benchmarks.systems import environment
 from scripts.cards.parts import PARTS, Row

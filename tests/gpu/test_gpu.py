@@ -19,7 +19,8 @@ from expt.dashboards.pictures import Review
 from expt.dashboards.tensorboard import LayerValues
 from expt.data.loading import Batch
 from expt.errors import ExptError
-from expt.machine import detect, gpu_uuid, visible_gpus
+from expt.gpus import gpu_uuid, visible_gpus
+from expt.machine import detect
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
