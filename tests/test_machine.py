@@ -354,7 +354,7 @@ def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
 )
 def test_cpu_with_short_floats(cpuinfo: str, slow: bool, fp16: bool, monkeypatch: Patch) -> None:
     text = f"processor : 0\n{cpuinfo}\n\nprocessor : 1\nflags : bf16\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding=None: text)
     assert machine.slow_in_bfloat16() == slow
     assert machine.detect().cpu_fp16 == fp16
 

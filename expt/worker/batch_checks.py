@@ -22,7 +22,8 @@ from expt.data import changes
 from expt.data.changes import Watched
 from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
-from expt.tasks.sums import LOSS, method_of
+from expt.tasks.checks import method_of
+from expt.tasks.sums import LOSS
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, random_state
 from expt.training.collectives import Worker
