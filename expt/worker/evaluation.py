@@ -94,7 +94,7 @@ def measure_weights(
     if config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
         review = review or Review(len(names), keep=0)
     began = time.perf_counter()
-    batches = build.with_beats(data, evaluation.split, worker, beat)
+    batches = build.evaluation_batches(data, evaluation.split, worker, beat)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gathered() if review else None

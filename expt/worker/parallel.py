@@ -159,6 +159,7 @@ def build_strategy(
     optimizer: Optimizer,
     data: Data,
     worker: Worker,
+    *,
     phases: bool,
     begins: bool,
 ) -> Strategy:

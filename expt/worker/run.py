@@ -378,7 +378,7 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         review = self.observer.review()
-        batches = build.with_beats(loader, split, self.worker, self.beat)
+        batches = build.evaluation_batches(loader, split, self.worker, self.beat)
         batches = self._batch_checks.of_evaluation(batches)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
