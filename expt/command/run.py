@@ -23,7 +23,6 @@ from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
-from expt.launch.job import Options as PoolOptions
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
 from expt.runs.request import RunRequest
@@ -147,6 +146,7 @@ def train(this: Command, request: RunRequest) -> float | None:
         with _removed_if_refused(paths):
             if config.preflight:
                 from expt.command.preflight import preflight  # late: tables
+                from expt.launch.pool import PoolOptions
 
                 preflight([Job(paths, request)], machine.detect(), PoolOptions())
                 remove_unused(paths)

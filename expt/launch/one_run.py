@@ -34,9 +34,9 @@ from expt.errors import (
     RunFailed,
 )
 from expt.gpus import is_simulated
-from expt.launch.job import Job, Observer, Options, prepared
+from expt.launch.job import Job, Observer, prepared
 from expt.launch.packing import Packing, demand_of
-from expt.launch.pool import Pool
+from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.attempt import Attempt
@@ -83,7 +83,7 @@ class Launcher:
                     _run_in_process(request, display, console)
             else:
                 with display:
-                    Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
+                    Pool(machine.detect(), PoolOptions(), _Shown(display, console)).run(iter([job]))
             if job.error:
                 if paths.last.exists() or paths.forked.exists():
                     job.error.args = (f"{job.error}{how_to_continue(request, job.error)}",)
@@ -167,7 +167,9 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
     jobs = [Job(request.paths, request) for request in requests]
     try:
         with console.status("starting") as status:
-            Pool(machine.detect(), Options(), _ShownEvaluations(console, status)).run(iter(jobs))
+            Pool(machine.detect(), PoolOptions(), _ShownEvaluations(console, status)).run(
+                iter(jobs)
+            )
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:
@@ -236,7 +238,7 @@ class Tried:
 
 
 def try_out(
-    requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
+    requests: Sequence[RunRequest], machine: Machine, options: PoolOptions, console: Console
 ) -> list[Tried]:
     """Take a few steps of each request, several at a time if there is room.
 
@@ -270,7 +272,7 @@ class _ShownTrials(Observer):
 
 
 def together_s(
-    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
+    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: PoolOptions
 ) -> float:
     """Return the seconds that runs of known lengths take, packed as the pool packs them."""
     lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0

@@ -72,7 +72,7 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """The descriptors to wait for; one is ready when a worker ends, until `poll` has seen it."""
+        """The descriptors to wait for: one is ready when a worker ends, until `poll` sees that."""
         return [
             worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
         ]
@@ -284,7 +284,7 @@ class Aftermath:
         return f"rank {rank} of {self._size}", f"{LOG}{self._stderr(rank)}"
 
     def _of_cpp(self, rank: int) -> tuple[str, bool]:
-        """Return the text of gloo's exception that has ended a worker, and if sizes were unequal."""
+        """Return the text of gloo's exception that ended a worker, and if sizes were unequal."""
         if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
             return "", False
         text = f": {found[1][:300]}"
