@@ -14,7 +14,7 @@ from expt.errors import ConfigError, DeviceFull, DeviceLost, first_line
 from expt.gpus import gpu_uuid, visible_gpus
 
 FILLED = 0.25
-"""The share of a GPU's memory: where others hold more, they may be why it does not suffice."""
+"""Share of a GPU's memory above which other processes may be the cause of a lack of it."""
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ class SharedMemory:
             time.sleep(1e-4)  # it is late: leave it the core
 
 
-def average_gradients(
+def average_bucket(
     memory: SharedMemory, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket: the communication hook for DistributedDataParallel."""

@@ -114,7 +114,7 @@ class BatchChecks:
     def _look_at_curve(self, few: Batch | None, share: int) -> None:
         """Warn where the micro-batches of a worker's `share` change the curve; a collective."""
         number, layers = self._config.gradient_accumulation, self._learner.module.modules()
-        depends = norms = any(one.training for one in layers if batch_norm.is_one(one))
+        depends = norms = any(one.training for one in filter(batch_norm.is_batch_norm, layers))
         if few is not None and not norms:
             about = self._learner, few, self._worker.device
             depends = _depends(*about, TRAINING, (True, False))

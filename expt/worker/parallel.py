@@ -22,7 +22,7 @@ from expt.training import batch_norm, collectives, patches, sharding, shared_mem
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
 from expt.training.precision import Autocast, Precision
-from expt.training.shared_memory import SharedMemory, average_gradients
+from expt.training.shared_memory import SharedMemory, average_bucket
 from expt.training.strategy import DDP, Fitting, Phased, Sharded, Strategy
 from expt.worker.rank_health import UNEQUAL
 
@@ -43,7 +43,11 @@ def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, list[Callable[[], None]]]:
     """Return the model with the wanted batch norms, and the collectives that end their step."""
-    if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
+    if (
+        config.batch_norm != "per_worker"
+        and worker.rank == 0
+        and not batch_norm.has_batch_norm(module)
+    ):
         warn(f"batch_norm={config.batch_norm}: has no effect, for the model has no batch norm")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
@@ -210,7 +214,7 @@ def _distributed(
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
     elif built.memory:
-        parallel.register_comm_hook(built.memory, average_gradients)
+        parallel.register_comm_hook(built.memory, average_bucket)
     return parallel
 
 
@@ -225,7 +229,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     """
     if _is_custom(config):
         return True
-    norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
+    norms = filter(batch_norm.is_known, module.modules())
     statistics = _buffers_in(norms)
     return any(id(buffer) not in statistics for buffer in module.buffers())
 
@@ -307,7 +311,7 @@ def shard_model(
 
 def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
     """Return the dtype in which parameters are gathered; None is their own, with autocast."""
-    wanted, has_norms = config.sharding.param_dtype, batch_norm.is_in(module)
+    wanted, has_norms = config.sharding.param_dtype, batch_norm.has_batch_norm(module)
     if wanted == "auto":  # statistics of batch norms are float32
         return None if has_norms else precision.dtype
     dtype = _DTYPES[wanted]
