@@ -21,8 +21,8 @@ LR_SCALE = "lr_scale"
 TRAINED_EPOCHS = "trained_epochs"
 """Key of a group: the epochs after which its learning rate is 0; without it, never."""
 SHOWN_NAMES = 3
-
-
+OPENED = (nn.Sequential, *CONTAINERS)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 Groups = list[dict[str, Any]]
 """An optimizer's groups of parameters, as torch takes them."""
 
@@ -65,11 +65,16 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
         ]
         if part:
             scale = 1.0 if config.layer_decay is None else config.layer_decay**layer
-            weight_decay = 0.0 if not decays else group.weight_decay if group else None
-            settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
-            settings |= {TRAINED_EPOCHS: group.epochs} if group and group.epochs else {}
-            settings |= {} if weight_decay is None else {"weight_decay": weight_decay}
-            found.append({"params": part, **settings})
+            settings: dict[str, Any] = {"params": part, LR_SCALE: scale}
+            if group:
+                settings[LR_SCALE] *= group.lr_scale
+                if group.epochs:
+                    settings[TRAINED_EPOCHS] = group.epochs
+                if group.weight_decay is not None:
+                    settings["weight_decay"] = group.weight_decay
+            if not decays:
+                settings["weight_decay"] = 0.0
+            found.append(settings)
     return found
 
 
@@ -99,10 +104,6 @@ def rate_of(optimizer: Optimizer) -> float:
     group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return float(lr if scale == 1.0 else lr / scale)
-
-
-OPENED = (nn.Sequential, *CONTAINERS)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def depths(module: nn.Module) -> dict[str, int]:
