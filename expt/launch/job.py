@@ -125,9 +125,8 @@ class Job:
         """
         # A line of code that raises the same twice in a row does so once more.
         before, self._mistake = self._mistake, mistake_in(str(error))
-        if (before and before == self._mistake) or isinstance(
-            error, ConfigError | Interrupted | Diverged
-        ):
+        repeats = bool(before) and before == self._mistake
+        if repeats or isinstance(error, ConfigError | Interrupted | Diverged):
             return False
         restarts = max(retries, self.asked.config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()

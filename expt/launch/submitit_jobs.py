@@ -72,7 +72,7 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
         """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""
         self._executor, self._observer = executor, observer
-        self._excluded = dict.fromkeys([exclude] if exclude else [])
+        self._excluded = {exclude: None} if exclude else {}
         self._active: dict[Job, Any] = {}
         self._cancelled = set[Job]()  # by this command
         self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
@@ -100,7 +100,7 @@ class Queue:
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
                         error = self._outcome(job, submitted)
-                        if not (isinstance(error, DeviceLost) and self._moved(job, error)):
+                        if not (isinstance(error, DeviceLost) and self._move(job, error)):
                             self._end(job, error)
                 self._observer.tick(list(self._active))
                 self.look_on()
@@ -110,7 +110,7 @@ class Queue:
                     self._cancel_all()
                 raise KeyboardInterrupt
 
-    def _moved(self, job: Job, error: DeviceLost) -> bool:
+    def _move(self, job: Job, error: DeviceLost) -> bool:
         """Submit a job whose GPUs can't be used to other nodes; return False if that can't be."""
         node = read_result(job.paths).get("node")
         if node is None or self._executor.cluster != "slurm" or job.retries == MOST_MOVES:

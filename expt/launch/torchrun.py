@@ -46,16 +46,21 @@ from expt.runs.view.text import Console, say
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ARRIVE_S = 300.0
+"""How long workers wait for each other to say hello; torch's own default."""
+HEARD_S = 2.0
+"""How long rank 0 waits for the others to hear of a refusal."""
+ROUTES = "/proc/net/route"
+ROUND, EARLIER = "expt/round", "expt/earlier"
+
 
 class Terminal(NamedTuple):
     """The terminal that torchrun has given this process."""
 
     out: TextIO
     err: TextIO
-
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker:
@@ -195,7 +200,8 @@ def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
     Raises ConfigError for a worker that can't run, that sees no GPU where others use theirs, and
     where NCCL would get one twice.
     """
-    found, of = [gpu for each in answers for gpu in each.gpus], f"of {len(answers)}"
+    found = [gpu for each in answers for gpu in each.gpus]
+    of = f"of {len(answers)}"
     blind = [str(rank) for rank, each in enumerate(answers) if not each.seen]
     if found and blind:
         fix = "show each task one, such as by srun --gpus-per-task=1, or type gpus=0"
@@ -273,14 +279,6 @@ def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
         for number, before in enumerate(kept, start=1):
             os.dup2(before, number)
             os.close(before)
-
-
-ARRIVE_S = 300.0
-"""How long workers wait for each other to say hello; torch's own default."""
-HEARD_S = 2.0
-"""How long rank 0 waits for the others to hear of a refusal."""
-ROUTES = "/proc/net/route"
-ROUND, EARLIER = "expt/round", "expt/earlier"
 
 
 @dataclass(frozen=True)
