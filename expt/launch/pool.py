@@ -338,7 +338,7 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 error = self._cause(number, failure)
-                if isinstance(error, RunFailed) and (error := self._moved(number, error)) is None:
+                if isinstance(error, RunFailed) and (error := self._move(number, error)) is None:
                     continue
                 record_end(job.paths, error)
             if error and job.note_failure(error, self._options.retries):
@@ -376,7 +376,7 @@ class Pool:
         self._folders.pop(number).release()
         self._queue(number, job)
 
-    def _moved(self, number: int, error: RunFailed) -> ExptError | None:
+    def _move(self, number: int, error: RunFailed) -> ExptError | None:
         """Queue a run again that GPUs have failed before its first step, for others.
 
         Else return its error: if two GPUs fail it in the same way, neither is to blame.

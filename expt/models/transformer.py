@@ -125,7 +125,7 @@ class _Attention(nn.Module):
         several = self.queries_keys_values(features).unflatten(-1, (3, self._heads, -1))
         queries, keys, values = several.permute(2, 0, 3, 1, 4)
         if rotation is not None:
-            queries, keys = rotated(queries, rotation), rotated(keys, rotation)
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         dropout = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, dropout_p=dropout, is_causal=True
@@ -150,7 +150,7 @@ def rotations(length: int, width: int, device: torch.device) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
+def rotate(channels: Tensor, rotation: Tensor) -> Tensor:
     """Turn channel i of [..., T, width] with channel i + width/2, in float32; keep the type."""
     first, second = channels.float().chunk(2, -1)
     cosines, sines = rotation

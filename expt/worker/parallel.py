@@ -26,6 +26,8 @@ from expt.training.shared_memory import SharedMemory, average_bucket
 from expt.training.strategy import DDP, Fitting, Phased, Sharded, Strategy
 from expt.worker.rank_health import UNEQUAL
 
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     """Raise ConfigError where batch_norm=sync would count padding of an epoch's last batch."""
@@ -171,7 +173,9 @@ def build_strategy(
     module, size, interleaved = built.module, worker.world_size, config.batch_norm != "per_worker"
     common = size, config.micro_batches, interleaved, built.after_step, built.memory
     if config.is_sharded:
-        own = _is_custom(config)
+        unused = None
+        if _is_custom(config):
+            unused = sharding.Unused(module, worker.device, bool(config.compile))
         return Sharded(
             module,
             *common,
@@ -179,7 +183,7 @@ def build_strategy(
             shards=shards_of(config, worker),
             blank=data.blank,
             reduces_each=config.sharding.reduce_each_part,
-            unused=sharding.Unused(module, worker.device, bool(config.compile)) if own else None,
+            unused=unused,
             outline=built.outline,
         )
     if config.gradient_accumulation == "auto":
@@ -265,9 +269,6 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
-
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
 
 def shards_of(config: RunConfig, worker: Worker) -> int:
