@@ -51,7 +51,7 @@ def visible() -> Visible:
         variable = "HIP_VISIBLE_DEVICES"
     entries, uuids = os.environ.get(variable), [uuid for uuid, _ in _gpus()]
     if entries is None or not uuids:
-        return Visible(numbered(len(uuids)))
+        return Visible(tuple(map(str, range(len(uuids)))))
     gpus, misnamed, odd = _read_entries(entries, uuids)
     if len(gpus) >= len(uuids):
         return Visible(gpus)
@@ -84,16 +84,6 @@ def _read_entries(entries: str, uuids: Sequence[str]) -> tuple[tuple[str, ...], 
             odd = f"{entry} is read as {name}"
         names[uuid] = name
     return (*names.values(),), "", odd
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """Return the names of the GPUs that are visible."""
-    return visible().gpus
-
-
-def numbered(count: int) -> tuple[str, ...]:
-    """Return the names of `count` GPUs."""
-    return tuple(map(str, range(count)))
 
 
 def is_simulated() -> bool:

@@ -49,7 +49,7 @@ class Machine:
 def detect() -> Machine:
     """Return this machine, within CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(gpus.SIMULATED_GPUS)
-    shown = gpus.Visible(gpus.numbered(int(simulated))) if simulated else gpus.visible()
+    shown = gpus.Visible(tuple(map(str, range(int(simulated))))) if simulated else gpus.visible()
     is_task, workers, local_workers = False, None, None
     if is_external_worker():
         is_task = "SLURM_PROCID" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
@@ -59,7 +59,8 @@ def detect() -> Machine:
         **shown._asdict(),
         cpus=usable_cpus(),
         simulated=bool(simulated),
-        own_cpus=is_task and _bound_cpus() < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
+        own_cpus=is_task
+        and len(os.sched_getaffinity(0)) < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
         # Fewer than tasks are not those of the node, however Slurm was asked to bind them.
         own_gpus=is_task and 0 < len(shown.gpus) < (local_workers or 0),
         workers=workers,
@@ -82,16 +83,12 @@ def command_alone(environment: Mapping[str, str]) -> str:
 
 def usable_cpus() -> int:
     """Return the cores that this process may run on, by affinity and by cgroup quota."""
-    cores = _bound_cpus()
+    cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def _bound_cpus() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def available_memory() -> int:

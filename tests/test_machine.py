@@ -62,7 +62,7 @@ def test_cuda_visible_devices(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus.visible_gpus() == expected
+    assert gpus.visible().gpus == expected
     assert machine.detect().gpus == expected
 
 
@@ -95,13 +95,13 @@ def test_hiding_is_named(monkeypatch: Patch, visible: str, hides: bool, misnamed
 def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpus, "_gpus", lambda: [("0000:c1:00", ""), ("0000:c2:00", "")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-8932f937")
-    assert gpus.visible_gpus() == ("GPU-8932f937",)
+    assert gpus.visible().gpus == ("GPU-8932f937",)
 
 
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpus, "_gpus", lambda: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")
-    assert gpus.visible_gpus() == ()
+    assert gpus.visible().gpus == ()
 
 
 def test_the_driver_is_asked_for_its_gpus(monkeypatch: Patch) -> None:
@@ -274,7 +274,7 @@ def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert gpus.visible_gpus() == ("0",) * asks
+    assert gpus.visible().gpus == ("0",) * asks
     assert gpus.gpu_uuid("0") == ("0000:c1:00" if asks else "0")
     assert gpus.energy_j(["0"]) is None
     assert len(asked) == asks  # once

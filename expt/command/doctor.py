@@ -106,7 +106,7 @@ def _findings(root: str | None) -> Iterator[Finding]:
     if torch.outcome == "fail":
         return  # all that follows needs it
     trained = [two_workers("gpus=0")]  # while that process imports torchvision
-    if len(gpus.visible_gpus()) > 1:
+    if len(gpus.visible().gpus) > 1:
         trained.append(two_workers("gpus=2"))
     yield from of_torch
     yield from _datasets(root)
@@ -156,7 +156,7 @@ def _gpus() -> Iterator[Finding]:
     ]
     fix = "install another build of torch: this one has no gloo"
     yield _checked("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
-    if not (seen := gpus.visible_gpus()):
+    if not (seen := gpus.visible().gpus):
         yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
         return
     if not torch.cuda.is_available():

@@ -167,9 +167,8 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
     jobs = [Job(request.paths, request) for request in requests]
     try:
         with console.status("starting") as status:
-            Pool(machine.detect(), PoolOptions(), _ShownEvaluations(console, status)).run(
-                iter(jobs)
-            )
+            observer = _ShownEvaluations(console, status)
+            Pool(machine.detect(), PoolOptions(), observer).run(iter(jobs))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:

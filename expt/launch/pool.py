@@ -14,15 +14,7 @@ from typing import Any
 from expt import errors, signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
-from expt.errors import (
-    ConfigError,
-    DataError,
-    DeviceLost,
-    ExptError,
-    FolderInUse,
-    Interrupted,
-    RunFailed,
-)
+from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.gpus import gpu_uuid, setting
 from expt.launch import processes
 from expt.launch.equal_runs import EqualRuns
@@ -49,20 +41,11 @@ LEFT_ALONE_S = 300.0
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
 LEAST = {
-    "max_concurrent": 1,
-    "runs_per_gpu": 1,
-    "retries": 0,
-    "stagger_s": 0,
+    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0,
     # On a cluster:
-    "nodes": 1,
-    "gpus_per_node": 0,
-    "tasks_per_node": 1,
-    "cpus_per_task": 1,
-    "timeout_min": 1,
-    "max_num_timeout": 0,
-    "signal_delay_s": 0,
-    "array_parallelism": 1,
-}
+    "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1,
+    "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
+}  # fmt: skip
 """The least value of each key of `hydra.launcher`."""
 
 
@@ -82,7 +65,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for key, least in LEAST.items():
         value = options.get(key)
         if value is not None and not (isinstance(value, int | float) and value >= least):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
             )
 

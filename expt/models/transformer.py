@@ -90,7 +90,9 @@ class Block(nn.Module):
         self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool
     ) -> None:
         super().__init__()
-        hidden = 4 * width if mlp == "gelu" else swiglu_width(width)
+        hidden = 4 * width
+        if mlp == "swiglu":  # its three matrices have as many weights as GELU's two, in 64s
+            hidden = -(-8 * width // 3 // 64) * 64
         self.attention_norm = _norm(norm, width, bias)
         self.attention = _Attention(width, heads, dropout, bias)
         self.mlp_norm = _norm(norm, width, bias)
@@ -131,11 +133,6 @@ class _Attention(nn.Module):
             queries, keys, values, dropout_p=dropout, is_causal=True
         )
         return cast(Tensor, self.project(mixed.transpose(1, 2).flatten(2)))
-
-
-def swiglu_width(width: int) -> int:
-    """Return the width, of 64s, at which three matrices have as many weights as GELU's two."""
-    return -(-8 * width // 3 // 64) * 64
 
 
 def rotations(length: int, width: int, device: torch.device) -> Tensor:

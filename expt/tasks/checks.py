@@ -1,4 +1,4 @@
-"""Checks of what a task's methods return: real sums, with weights by which they can be divided."""
+"""Check the values of a task's methods: real sums, and weights that can divide them."""
 
 from __future__ import annotations
 

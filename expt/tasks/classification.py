@@ -129,7 +129,9 @@ class Classification(Task):
         are_shares = labels.dim() == 2
         if are_shares:
             labels = labels.to(logits)
-        weights = self._weights_like(logits)
+        weights = self.class_weights
+        if weights is not None:
+            weights = self.class_weights = weights.to(logits)  # once
         total = functional.cross_entropy(
             logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing
         )
@@ -173,8 +175,3 @@ class Classification(Task):
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities [B, num_classes] and labels."""
         return self.predict(outputs), batch.targets
-
-    def _weights_like(self, logits: Tensor) -> Tensor | None:
-        if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(logits)  # once
-        return self.class_weights

@@ -11,7 +11,7 @@ import torch
 
 from expt import errors, signals
 from expt.errors import ConfigError, DeviceFull, DeviceLost, first_line
-from expt.gpus import gpu_uuid, visible_gpus
+from expt.gpus import gpu_uuid, visible
 
 FILLED = 0.25
 """Share of a GPU's memory above which other processes may be the cause of a lack of it."""
@@ -79,7 +79,7 @@ def held_by_others(index: int | None = None) -> str:
 
 def _named(faults: Mapping[int, str]) -> dict[str, str]:
     """Return the faults of GPUs of this process, by their names."""
-    names = dict(enumerate(visible_gpus()))
+    names = dict(enumerate(visible().gpus))
     where = "" if signals.is_driven() else f" of {socket.gethostname()}"
     found = {names.get(index, str(index)): fault for index, fault in faults.items()}
     return {gpu: f"GPU {gpu} ({gpu_uuid(gpu)}){where}: {found[gpu]}" for gpu in found}

@@ -155,11 +155,9 @@ def carry_over(
 
 def _states_by_name(saved: State) -> dict[str, Any]:
     """Return the saved states of an optimizer, by the names of their parameters."""
-    names, numbers = (
-        members(groups) for groups in (saved["built"]["groups"], saved["optimizer"]["param_groups"])
-    )
-    states = saved["optimizer"]["state"]
-    return {name: states[key] for name, key in zip(names, numbers, strict=True) if key in states}
+    states, groups = saved["optimizer"]["state"], saved["optimizer"]["param_groups"]
+    pairs = zip(members(saved["built"]["groups"]), members(groups), strict=True)
+    return {name: states[number] for name, number in pairs if number in states}
 
 
 def _merged(group: Group, names: Sequence[str], saved: State, scheduled: Collection[str]) -> Group:

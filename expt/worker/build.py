@@ -241,13 +241,7 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
         outline = sharding.outline(module) if config.callbacks else None
         ema = parallel.shard_model(config, module, worker, precision)
     return parallel.Built(
-        module=module,
-        precision=precision,
-        compiled=bool(compiled),
-        after_step=after_step,
-        memory=memory,
-        ema=ema,
-        outline=outline,
+        module, precision, bool(compiled), after_step, memory=memory, ema=ema, outline=outline
     )
 
 

@@ -119,12 +119,10 @@ def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]
 
 
 def _is_due(config: RunConfig) -> bool:
-    if config.is_sharded:
-        return True
-    if not isinstance(config.optimizer, groups.TargetOptimizer):
-        return False
-    cls = user_class.resolve(config.optimizer.target, Optimizer)
-    return not cls.__module__.startswith("torch.")
+    if isinstance(config.optimizer, groups.TargetOptimizer) and not config.is_sharded:
+        cls = user_class.resolve(config.optimizer.target, Optimizer)
+        return not cls.__module__.startswith("torch.")
+    return config.is_sharded
 
 
 def _where(config: RunConfig) -> str:

@@ -61,7 +61,7 @@ def measure_weights(
     evaluation: Evaluation, request: RunRequest, worker: Worker, beat: Callable[[], None]
 ) -> str:
     """Evaluate the weights of a run, write the numbers to the folder, and return "completed"."""
-    config = request.config
+    config, paths = request.config, request.paths
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     with sized_by("model"):
@@ -90,19 +90,15 @@ def measure_weights(
     if worker.rank:
         return COMPLETED
     about = _about(evaluation, state["position"], values, data)
-    _write_events(values, about, request.paths, pictures, seen)
+    _write_events(values, about, paths, pictures, seen)
     if seen:
         about["by_class"] = by_class(seen[0], names)
     metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
     if evaluation.own_data:
         _warn_of_others(metrics, record, state, values.samples, config)
+    told = data.features.told
     update_result(
-        request.paths,
-        status=COMPLETED,
-        evaluation_of=about,
-        metrics=metrics,
-        eval_s=eval_s,
-        data=data.features.told,
+        paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
     )
     return COMPLETED
 
@@ -111,9 +107,8 @@ def _read_run(evaluation: Evaluation, worker: Worker) -> tuple[Any, Any]:
     """Return the record of the run, and the state of its checkpoint; a collective."""
     with progress.phase("loading the checkpoint"):
         # Only rank 0 looks: the run may be under way, and ranks would find different files.
-        found = None
-        if worker.rank == 0:
-            found = located(evaluation.run, evaluation.which, compared=True)
+        run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
+        found = located(run, which, compared=True) if is_first else None
         record, file = collectives.from_rank_0(found, worker.device)
         return record, read_together(file, worker, lambda _: read(file))
 
