@@ -64,9 +64,9 @@ def visible() -> Visible:
 
 
 def _read_entries(entries: str, uuids: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """Return the names of GPUs, the entry after which CUDA ignores all, and an odd number's value.
+    """Return the names of GPUs, an entry that ends the list early, and one that is odd, in words.
 
-    The last two are in words, and empty where there is no such entry.
+    CUDA ignores all that follows such an end. Empty where there is none.
     """
     # Without NVML no UUID is known. CUDA shows slices (MIG) that NVML does not count.
     unknown = ("MIG-",) if any(uuid.startswith("GPU-") for uuid in uuids) else ("MIG-", "GPU-")

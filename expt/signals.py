@@ -147,7 +147,7 @@ class Heeded:
         _received.clear()
         if _in_command and threading.current_thread() is threading.main_thread():
             raise_dropped()
-            heeded = [number for number in ASKING if number != signal.SIGHUP]
+            heeded: list[signal.Signals] = [number for number in ASKING if number != signal.SIGHUP]
             heeded += _unless_ignored(signal.SIGHUP)
             self._before = {number: signal.signal(number, self._keep) for number in heeded}
 

@@ -40,8 +40,7 @@ def is_known(layer: nn.Module) -> bool:
 
     Its buffers are statistics, which no forward pass of training reads.
     """
-    known = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
-    return type(layer) in known
+    return type(layer) in (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 
 
 def synchronise(module: nn.Module, gather: Gather) -> None:
