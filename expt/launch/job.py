@@ -171,7 +171,7 @@ class Job:
 
 
 @progress.phase("reading the dataset's files")
-def prepared(request: RunRequest) -> tuple[str, Check | None]:
+def prepare(request: RunRequest) -> tuple[str, Check | None]:
     """Prepare the data of a request; return a line about it, and the check that is left.
 
     The line is about the parts of files that a run takes; it is empty if the request is no run.

@@ -34,7 +34,7 @@ from expt.errors import (
     RunFailed,
 )
 from expt.gpus import is_simulated
-from expt.launch.job import Job, Observer, prepared
+from expt.launch.job import Job, Observer, prepare
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
@@ -150,7 +150,7 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
     used = tuple(here.gpus[index] for index in request.config.gpu_indices)
     attempt = Attempt(request=request, devices=used)
     with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
-        about, _ = prepared(request)
+        about, _ = prepare(request)
         if about:
             say(console, about)
         recorded = attempt.recorded()

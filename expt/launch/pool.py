@@ -24,7 +24,7 @@ from expt.launch.job import (
     Job,
     Observer,
     has_reached,
-    prepared,
+    prepare,
 )
 from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
@@ -211,7 +211,7 @@ class Pool:
                 raise job.error
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                about, check = prepared(job.asked)
+                about, check = prepare(job.asked)
                 job.check = DataCheck(check) if check and not job.asked.instead else None
                 if about:
                     self._observer.data_found(about)

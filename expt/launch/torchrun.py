@@ -32,7 +32,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
 from expt.gpus import gpu_uuid
 from expt.launch import forkserver, last_word
-from expt.launch.job import prepared
+from expt.launch.job import prepare
 from expt.machine import command_alone
 from expt.runs.attempt import Attempt, put_back, record_end
 from expt.runs.failure import LOG, write_error
@@ -235,7 +235,7 @@ def _decided(meeting: Rendezvous) -> dict[str, Any]:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     paths = attempt.paths
     kept_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
+    prepare(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
         attempt.request,
         source,

@@ -81,7 +81,7 @@ def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) 
     return Found(key, found, fitting)
 
 
-def renumbered(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renumber(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` by the names that a model's `own` has for the same layers in order.
 
     Layers without weights, such as dropout, have numbers too. `state` stays as it is where the

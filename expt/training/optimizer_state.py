@@ -62,7 +62,7 @@ def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         parameter.copy_(weight)
 
 
-def adapted(optimizer: Optimizer, state: State) -> Any:
+def adapt(optimizer: Optimizer, state: State) -> Any:
     """Return `state` for `optimizer.load_state_dict`, with the kernels, strides and device of now.
 
     torch has some kernels only for whole parameters, and fused ones on a CPU need a state to lie in
@@ -140,7 +140,7 @@ def carry_over(
         states = {number: by_name[name] for number, name in numbered if name in by_name}
     numbers = itertools.count()
     groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in groups]
-    optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": groups}))
+    optimizer.load_state_dict(adapt(optimizer, {"state": states, "param_groups": groups}))
     fill_momentum(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimiser has come before

@@ -175,7 +175,7 @@ class Sharded(Strategy):
     def whole(self, module: nn.Module) -> nn.Module:
         if self.outline is None:
             return module
-        state = sharding.gathered(module.state_dict(), keep=self.worker.rank == 0)
+        state = sharding.gather_state(module.state_dict(), keep=self.worker.rank == 0)
         if self.worker.rank:  # its copy is of no use
             return self.outline
         whole = sharding.outline(self.outline)

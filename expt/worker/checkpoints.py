@@ -27,9 +27,9 @@ from expt.tasks.sums import Sums
 from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
-from expt.training.optimizer_state import adapted, train_at
+from expt.training.optimizer_state import adapt, train_at
 from expt.training.parameter_groups import members
-from expt.training.sharding import gathered, is_sharded, local, scattered, shard_of
+from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_of
 from expt.training.task_state import load_task_state, task_state
 
 State = Mapping[str, Any]
@@ -87,7 +87,7 @@ class Checkpoints:
             room = ROOM * available_memory() / self._worker.local_world_size
             owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
-            state, owned = gathered(state, keep=is_first), True
+            state, owned = gather_state(state, keep=is_first), True
         if is_first:
             state = {**state, **checkpoint.copied(about())}
         if is_first or parts:
@@ -158,7 +158,7 @@ class Snapshot:
         """Load `state`, maybe of another number of workers."""
         learner = self.learner
         self.load_weights(state)
-        learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
+        learner.optimizer.load_state_dict(adapt(learner.optimizer, state["optimizer"]))
         schedule = dict(state["scheduler"])
         if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
             for key in ("total_steps", "_schedule_phases", "_ends"):
@@ -198,7 +198,7 @@ class Snapshot:
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
-        found: State = scattered(state, self._like(), self.worker.device)
+        found: State = scatter_state(state, self._like(), self.worker.device)
         return found
 
     def _like(self, numbered: Sequence[str] = ()) -> Like:
@@ -249,7 +249,7 @@ def read_together(
     seen = (None,) if state is None else (before, checkpoint_file.stamp(path))
     if len({*itertools.chain(*collectives.gather_across_workers(seen))}) == 1:
         return cast(State, map_leaves(functools.partial(_held, like), state))
-    found: State = scattered(None if worker.rank else read(lambda _: None), like, worker.device)
+    found: State = scatter_state(None if worker.rank else read(lambda _: None), like, worker.device)
     return found
 
 

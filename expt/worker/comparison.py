@@ -41,7 +41,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
-from expt.training.sharding import gathered, local, num_parameters, shard_as
+from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import batch_checks, build
 from expt.worker.checkpoints import Snapshot
@@ -347,7 +347,7 @@ class _Comparison:
         snapshot.refuse_unreadable()
         state: Any = snapshot.state_dict()
         if self._tested.strategy.shards > 1:
-            state = gathered(state, keep=is_first)
+            state = gather_state(state, keep=is_first)
         state = checkpoint.load(checkpoint.dumps(state)) if is_first else None
         self._tested = self._build(self._config)
         snapshot = replace(snapshot, learner=self._tested)

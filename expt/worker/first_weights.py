@@ -22,7 +22,7 @@ from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import load
 from expt.models import named
-from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, weights_in, what_fits
+from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
@@ -30,7 +30,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.optimizer_state import carry_over
 from expt.training.parameter_groups import members
-from expt.training.sharding import is_sharded, scattered
+from expt.training.sharding import is_sharded, scatter_state
 from expt.worker.checkpoints import Snapshot
 
 State = Mapping[str, Any]
@@ -58,7 +58,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
     fitting, about, known = _fitting(module, given) if worker.rank == 0 else (None, {}, {})
     own = module.state_dict()
     if any(map(is_sharded, own.values())):
-        load_some(module, scattered(fitting, own.get, worker.device))
+        load_some(module, scatter_state(fitting, own.get, worker.device))
     else:
         load_some(module, fitting or {})
         collectives.broadcast_parameters(module)
@@ -72,7 +72,7 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
     if not (every := weights_in(content, own.keys())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
     found = every[0]
-    state = renumbered(found.state, own)
+    state = renumber(found.state, own)
     fit = what_fits(module, state)
     fitting, misfits = {name: state[name] for name in fit.loaded}, fit.misfits()
     trained = {name for name, _ in module.named_parameters()}
