@@ -73,9 +73,10 @@ class FirstSteps:
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
-        known, own = self._known(), changes.own_code() if self._is_custom else {}
-        watched = {**self._objects, **own}.items()
-        return {where: Watched(one, known, *_methods(one)) for where, one in watched}
+        watched, known = dict(self._objects), self._known()
+        if self._is_custom:
+            watched |= changes.own_code()
+        return {where: Watched(one, known, *_methods(one)) for where, one in watched.items()}
 
     def refuse_late(self) -> None:
         """Raise ConfigError for parameters that forward passes have made, resized or removed."""
@@ -178,8 +179,9 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
-        where, fix = f"model._target_={target}: gives", "return one tensor, [samples, num_classes]"
+        where = f"model._target_={target}: gives"
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
+            fix = "return one tensor, [samples, num_classes]"
             raise ConfigError(f"{where} {described(output)}; {fix}")
         outputs = output.shape[1]
         gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
