@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,21 @@ from expt.config import secrets, user_class
 from expt.config.own_code import own_frame
 from expt.data import changes
 from expt.data.image_files import in_mode
-from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
+from expt.data.seeding import preserved_generators, seed_all
+from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described, listed
 from expt.features.feature import labelled
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError for a wrong one."""
 
 
+LIMIT_S = 0.2
+"""Seconds in which samples are read, to see whether that changes anything."""
+_LOOKED_AT = 400
+"""Samples that are read for that, if there is time."""
+_DRAW = (
+    "draw from the global generators of torch, NumPy and Python, which are seeded for each sample"
+)
 WITHOUT_GPU = (
     "a reading process can't use a GPU: let the dataset return tensors of the CPU, or use"
     " dataset.num_workers=0"
@@ -148,10 +158,6 @@ def like(expected: Any, check: Check) -> Check:
     return also
 
 
-_LOOKED_AT = 400
-"""Samples of a dataset that are read to see whether that changes anything, if there is time."""
-
-
 def telling(size: int, classes: Tensor | None = None) -> Iterator[int]:
     """Yield the number of the last sample, then of one of each class, then of some that are drawn.
 
@@ -165,6 +171,42 @@ def telling(size: int, classes: Tensor | None = None) -> Iterator[int]:
         )
         yield from places[counts.argsort()].tolist()
     yield from np.random.default_rng(0).integers(0, size, _LOOKED_AT).tolist()
+
+
+def unseeded(
+    reads: Iterable[Callable[[], Any]], objects: Mapping[str, Any], *, again: bool = True
+) -> Iterator[str]:
+    """Yield a warning where `reads`, which read samples, change these objects or own code.
+
+    Else yield one where a sample that is read `again` after the same seeds is another. As many are
+    read as can be in LIMIT_S, one at least.
+    """
+    objects = {**changes.own_modules_and_classes(), **objects}
+    watched = {where: changes.Watched(one, {}) for where, one in objects.items()}
+    ends, drew, looked = time.monotonic() + LIMIT_S, 0, 0
+    with preserved_generators():
+        for seed, read_one in enumerate(reads):  # a seed each: a dataset may keep samples
+            with contextlib.suppress(Exception):  # training reports the error
+                found = set[str]()
+                for _ in range(2 if again else 1):
+                    seed_all(seed)
+                    found.add(repr(changes.trace(read_one())))
+                if len(found) > 1:
+                    drew += 1
+            looked += 1
+            if time.monotonic() > ends:
+                break
+    lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
+    if lost:
+        yield (
+            f"reading a sample changes {listed(lost)}, which no checkpoint holds and each reading"
+            f" process has a copy of; {_DRAW}"
+        )
+    elif drew:
+        yield (
+            f"{drew} of {looked} samples that were read twice, after the same seeds, were others"
+            f" the second time, so that no run can be repeated or resumed to the bit; {_DRAW}"
+        )
 
 
 Transform = Callable[[Any], Any]
@@ -202,7 +244,7 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         """Yield a warning where reading a sample changes transforms."""
         named = {f"{self._key}.{at}": each for at, each in enumerate(self._transforms)}
         reads = (functools.partial(self.__getitem__, at) for at in telling(len(self)))
-        return changes.unseeded(reads, named)
+        return unseeded(reads, named)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -103,6 +103,12 @@ def left_as_it_was(dataset: Any) -> Iterator[None]:
         dataset.load_state_dict(start)
 
 
+def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """Return the dataset's own method that makes a batch of samples; None if it has none."""
+    found: Callable[[list[Any]], Any] | None = getattr(dataset, "collate", None)
+    return found
+
+
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
     """Return inputs and targets of a batch. Raise DataError."""
     try:
@@ -144,7 +150,7 @@ def first(dataset: Dataset[Any]) -> Any:
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
     """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
-    batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
+    batch = collated([checked(check, 0, sample)], collate_of(dataset))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(single(tensor[0])), batch)
     return found
 
@@ -320,7 +326,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, reading: Reading) -> None:
         self._collate, self._seeding = reading.collate, reading.seeding
         self._read = functools.partial(read_all, reading.dataset, reading.check)
-        self._has_collate = hasattr(reading.dataset, "collate")
+        self._has_collate = collate_of(reading.dataset) is not None
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:

@@ -65,7 +65,7 @@ class FirstSteps:
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
-        known, own = self._known(), changes.own_code() if self._is_custom else {}
+        known, own = self._known(), changes.own_modules_and_classes() if self._is_custom else {}
         watched = {**self._objects, **own}.items()
         return {where: Watched(one, known, *_methods(one)) for where, one in watched}
 
