@@ -10,7 +10,7 @@ from expt import progress
 from expt.config import own_code
 from expt.config.identity import Content, Identity
 from expt.config.schema import RunConfig
-from expt.data.cache import of_content
+from expt.data.checksums import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
 from expt.runs import continuing

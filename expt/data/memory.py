@@ -171,7 +171,7 @@ def _source(
         groups={}
         if (groups := rows.groups) is None
         else {name: torch.from_numpy(groups[index]) for name, index in parts.items()},
-        digests=lambda name: overlap.of_rows(rows, parts[name]),
+        digests=lambda name: overlap.digests_of_rows(rows, parts[name]),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=features.notes,
         **more,

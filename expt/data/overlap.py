@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from expt.data.cache import Checksums, key_of
+from expt.data.checksums import Checksums
 from expt.errors import warn
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class Digests(NamedTuple):
         return self._replace(values=self.values[index])
 
 
-def of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
+def digests_of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
     """Return the digests of files by their checksums; one that was not read equals no other."""
-    noted = (path and sums.noted(key_of(path)) for path in files)
-    found = [int(note[-16:], 16) if note else next(_UNREAD) for note in noted]
+    known = (path and sums.last_of(path) for path in files)
+    found = [int(md5[-16:], 16) if md5 else next(_UNREAD) for md5 in known]
     return Digests(np.array(found, np.uint64))
 
 
-def of_bytes(content: Any) -> int:
+def digest_of_bytes(content: Any) -> int:
     """Return the digest of a buffer; of a large one its length and some of its bytes."""
     view = memoryview(content)
     found = hashlib.blake2b(str(len(view)).encode(), digest_size=8)
@@ -72,7 +72,7 @@ def of_bytes(content: Any) -> int:
     return int.from_bytes(found.digest(), "big")
 
 
-def of_rows(rows: Rows, index: np.ndarray) -> Digests:
+def digests_of_rows(rows: Rows, index: np.ndarray) -> Digests:
     """Return the digests of the rows at `index`: of their features and targets."""
     columns, classes = [rows.features], np.zeros(len(index), np.uint64)
     if isinstance(rows.targets, np.ndarray):

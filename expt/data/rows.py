@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 from expt import progress
-from expt.data.cache import digest, filled, state_of
+from expt.data.cache import digest, read_or_fill
+from expt.data.checksums import state_of
 from expt.data.columns import (
     FIX,
     Column,
@@ -157,7 +158,7 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         np.save(folder / "classes.npy", classes)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    if found := filled(name, write, _entry):
+    if found := read_or_fill(name, write, _entry):
         return found
     with open(os.memfd_create("table"), "w+b") as file:
         return rows_of(*read(file), file)

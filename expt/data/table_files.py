@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from expt.data import other_lines
-from expt.data.cache import of_content, of_files
+from expt.data.checksums import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line, listed

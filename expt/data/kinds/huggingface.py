@@ -19,7 +19,8 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
 from expt.data import kinds
-from expt.data.cache import Checksums, digest, of_files
+from expt.data.cache import digest
+from expt.data.checksums import Checksums, of_files
 from expt.data.image_files import (
     MODES,
     left_out,
@@ -227,7 +228,7 @@ class _PictureRows:
 
     def digests(self) -> Digests:
         """Return the digests of the pictures, of large ones by some of their bytes."""
-        from expt.data.overlap import Digests, of_bytes, of_files
+        from expt.data.overlap import Digests, digest_of_bytes, digests_of_files
 
         pictures = self._split.select_columns([self._image]).with_format("arrow")
         found = list[Any]()
@@ -236,9 +237,9 @@ class _PictureRows:
                 cells = batch.column(0).combine_chunks()
                 contents = cells.field("bytes")
                 if contents.null_count:
-                    found.append(of_files(cells.field("path").to_pylist(), sums).values)
+                    found.append(digests_of_files(cells.field("path").to_pylist(), sums).values)
                 else:
-                    found.append([of_bytes(each.as_buffer()) for each in contents])
+                    found.append([digest_of_bytes(each.as_buffer()) for each in contents])
         return Digests(np.concatenate([np.array(each, np.uint64) for each in found]))
 
     def _source(self, row: Mapping[str, Any], column: str) -> Any:

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
 from expt.data import cache, image_files, kinds
-from expt.data.cache import Checksums, of_content, of_files, sampled
+from expt.data.checksums import Checksums, of_content, of_files, sampled
 from expt.data.group_file import groups_of, lacking
 from expt.data.image_files import left_out, look
 from expt.data.plain_text import composed
@@ -115,7 +115,7 @@ class _Folder(kinds.DatasetConfig):
 
     def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
-        from expt.data.overlap import of_files as digests_of
+        from expt.data.overlap import digests_of_files
 
         groups, notes = self._groups(learns=how.trained_on is None), list[str]()
         for part, numbers in groups.items():
@@ -126,7 +126,7 @@ class _Folder(kinds.DatasetConfig):
 
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
-                return digests_of([each[0] for each in self._samples()[part]], sums)
+                return digests_of_files([each[0] for each in self._samples()[part]], sums)
 
         tensors = {part: torch.tensor(each) for part, each in groups.items() if -1 not in each}
         return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
@@ -199,10 +199,10 @@ class ImageFolder(_Folder, kinds.Images):
         try:
             with contextlib.suppress(DataError):
                 name = _entry(listing, self, sums.of) or ""
-                write = functools.partial(cache.new_rows, number=number, shape=shape)
-                cache.fill(name, write, cache.Rows)
-                if rows := cache.used(name, cache.Rows):
-                    rows.seal()
+                write = functools.partial(cache.new_images, number=number, shape=shape)
+                cache.fill_entry(name, write, cache.CachedImages)
+                if images := cache.read_entry(name, cache.CachedImages):
+                    images.seal()
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
                 raise DataError(
@@ -223,9 +223,9 @@ class ImageFolder(_Folder, kinds.Images):
             }
             pictures = pictures_of(pairs, self)
             for part, each in listings.items():
-                name = None if self.cache is False else _entry(each, self, sums.known)
-                if name and (rows := cache.used(name, cache.Rows)):
-                    kept[part] = Kept(pictures[part], each.labels, rows, how.device)
+                name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
+                if name and (images := cache.read_entry(name, cache.CachedImages)):
+                    kept[part] = Kept(pictures[part], each.labels, images, how.device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         named = Classes(names=tuple(classes), are_names=True)
