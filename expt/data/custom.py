@@ -104,7 +104,7 @@ def _values_of(groups: Any) -> list[Any] | None:
 
 
 def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> str:
-    """Return what keeps `groups` from having a value for each sample; "" if nothing does."""
+    """Return the fault of groups that are not one for each sample; "" if they are."""
     if groups is None:
         return "has none"
     if values is None:

@@ -222,28 +222,28 @@ class Kept(Held):
 
     pictures: Pictures
     labels: Sequence[int]
-    images: CachedImages
+    cached: CachedImages
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if self.images.has(index):
-            return torch.from_numpy(self.images.images[index].copy()), self.labels[index]
+        if self.cached.has(index):
+            return torch.from_numpy(self.cached.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
         _ = self.pictures.pairs[index]  # refused if it has changed while it was read
-        self.images.put(index, image.numpy())
+        self.cached.put(index, image.numpy())
         return image, label
 
     def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
         """See Held: they are in memory once the cache has all, where a batch may still lack."""
-        if self.images.are_whole:
+        if self.cached.are_whole:
             return self._whole
-        missing = [index for index in indices.tolist() if not self.images.has(index)]
+        missing = [index for index in indices.tolist() if not self.cached.has(index)]
         for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
             self[index]
-        return self._placed() if all(map(self.images.has, missing)) else None
+        return self._placed() if all(map(self.cached.has, missing)) else None
 
     @functools.cached_property
     def _whole(self) -> InMemory:
@@ -252,7 +252,7 @@ class Kept(Held):
     def _placed(self) -> InMemory:
         """Return all images on the device, as they are now."""
         labels = torch.tensor(self.labels)
-        return InMemory(torch.from_numpy(self.images.images), labels, self.device)
+        return InMemory(torch.from_numpy(self.cached.images), labels, self.device)
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
         """See Held."""

@@ -155,7 +155,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     kept = replace(kept, pictures=replace(kept.pictures, target=change))
     with pytest.raises(DataError, match="has changed"):
         kept[3]
-    assert not kept.rows.has(3)
+    assert not kept.cached.has(3)
 
 
 def test_a_changed_folder_is_decoded_again(root: Path, cache: Path) -> None:
