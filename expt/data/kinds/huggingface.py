@@ -30,8 +30,8 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted
-from expt.data.rows import Wanted, kept, rows_of
+from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
+from expt.data.rows import Wanted, cached_rows, rows_of
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers
 from expt.late import np, torch
@@ -130,7 +130,7 @@ class HuggingFace(kinds.Images):
         from expt.data.hub_splits import SplitTable
 
         features = () if isinstance(self.input, str) else self.input
-        columns = wanted(self, self.target, features, how.task, how.trained_on)
+        columns = wanted_columns(self, self.target, features, how.task, how.trained_on)
         if self.has_rows:
             return self._open_rows(columns, how)
         table = SplitTable(self, how.task, learns=how.trained_on is None)
@@ -145,7 +145,7 @@ class HuggingFace(kinds.Images):
         learns = how.trained_on is None
         place = str(Path(self.path).resolve())
         words = digest((place, repr(columns), str(learns), repr(self.splits)))
-        rows = kept(
+        rows = cached_rows(
             f"rows-{words}.{self.fingerprint()}",
             lambda file: SplitTable(self, how.task, learns).read(columns, file),
         )
