@@ -16,7 +16,7 @@ from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
-from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
+from expt.data.loading import Batch, LoaderOptions, mapped
 from expt.data.source import Source
 from expt.errors import ConfigError, DataError, described, listed, warn
 from expt.features import Features
@@ -80,7 +80,18 @@ class Data:
         loaders = self.train, self.val, self.test
         if not keep_doubles(module, (each for each in loaders if each is not None)):
             return self
-        return dataclasses.replace(self, example=of_type(module, self.example))
+        return dataclasses.replace(self, example=in_its_type(module, self.example))
+
+
+def in_its_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not _is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
+
+
+def _is_double(module: nn.Module) -> bool:
+    return any(one.dtype == torch.float64 for one in module.parameters())
 
 
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
@@ -88,7 +99,7 @@ def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
 
     Call it before anything is read.
     """
-    stays = is_double(module)
+    stays = _is_double(module)
     for loader in loaders:
         loader.stay_double = stays
     return stays

@@ -64,7 +64,7 @@ def measure_weights(
         with progress.phase("loading the checkpoint"):
             # Only rank 0 looks: the run may be under way, and ranks would find different files.
             run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
-            found = located(run, which, compared=True) if is_first else None
+            found = located(run, which, warns=False) if is_first else None
             record, file = collectives.from_rank_0(found, worker.device)
             state: Any = read_together(file, worker, lambda _: read(file))
         beat()
