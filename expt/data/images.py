@@ -96,9 +96,10 @@ def image_part(
         if options.transforms:
             of = originals or images
             chosen = Transformed(of, options.transforms, shape, options.transforms_key)
-            with preserved_generators():
-                for told in chosen.unseeded() if options.shard.rank == 0 else []:
-                    warn(told)
+            if options.shard.rank == 0:
+                with preserved_generators():
+                    for problem in chosen.unseeded():
+                        warn(problem)
         if targets.each == "pixel":  # logits of many classes are as large as an image
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
@@ -186,11 +187,11 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
         size = picture.height, picture.width
-        if self.size is None and self.one_size not in (None, size):
-            one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
+        first = self.one_size
+        if self.size is None and first not in (None, size):
             raise DataError(
-                f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
-                " size, e.g. 'dataset.image_size=[224,224]'"
+                f"dataset.image_size=null: image {index} is {size[0]}x{size[1]}, and the first"
+                f" {first[0]}x{first[1]}; give one size, e.g. 'dataset.image_size=[224,224]'"
             )
 
 
@@ -241,8 +242,9 @@ class Kept(Held):
         if self.cached.are_whole:
             return self._whole
         missing = [index for index in indices.tolist() if not self.cached.has(index)]
-        for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
-            self[index]
+        if len(missing) <= options.batch_size:  # an epoch drops less
+            for index in missing:
+                self[index]
         return self._placed() if all(map(self.cached.has, missing)) else None
 
     @functools.cached_property

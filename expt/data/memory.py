@@ -222,7 +222,7 @@ def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) 
     there, gaps = cells[~is_gap], int(is_gap.sum())
     if name in texts:
         known = [texts[name][code] for code in np.unique(there).astype(int)]
-        return {"categories": [*known, *[None] * (gaps > 0)]}
+        return {"categories": [*known, None] if gaps else known}
     if not len(there):
         what = f"has no value in the {len(cells)} rows that are trained on"
         raise DataError(f"column {name}: {what}; leave it out of dataset.features")
@@ -251,7 +251,7 @@ class Encoder:
             how = encoded.get(name, {})
             if "categories" in how:
                 known = (texts or {}).get(name, how["categories"])
-                seen = [*known, *[None] * (name in gaps)]
+                seen = [*known, None] if name in gaps else known
                 if unknown := [text for text in seen if text not in how["categories"]]:
                     self.notes.append(unknown_texts(name, unknown))
                 places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}

@@ -127,7 +127,7 @@ class Inputs:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
         suffixes = (*self.pictures, *(self.below if path.is_dir() else self.suffixes))
         own = [suffix for suffix in suffixes if suffix not in self.pictures]
-        wanted = ", ".join(["pictures (.jpg, .png, ...)"] * bool(self.pictures) + own)
+        wanted = ", ".join(["pictures (.jpg, .png, ...)", *own] if self.pictures else own)
         if path.is_dir():
             # A part of a segmentation_folder has its masks next to its images.
             has_masks = (path / "images").is_dir() and (path / "masks").is_dir()
@@ -322,7 +322,7 @@ class Rows(Inputs):
         rows = rows.reshape(-1, max(1, rows.shape[-1]))
         if rows.shape[1] != len(names) or not len(rows):
             raise ConfigError(
-                f"rows of {rows.shape[1] * bool(len(rows))} cells: give {', '.join(names)}"
+                f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
             )
         cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
         columns = dict(zip(names, cells, strict=True))
