@@ -165,26 +165,16 @@ def warn_of_shared(
     if len(val):
         parts["val"] = "train", val.numpy()
     if source.digests:
-        found = _shared(_chosen(parts, source.digests))
+        found = _shared(parts, source.digests)
         drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
         fix = "remove copies"
         if any(map(drawn.get, found)):
             fix += ", or keep them together by dataset.group"
         _warn(dataset, task, parts, found, "are trained on, too", fix)
     groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
-    found = _shared(_chosen(parts, groups.get))
+    found = _shared(parts, groups.get)
     fix = "move each group to one part"
     _warn(dataset, task, parts, found, "have their dataset.group in train, too", fix)
-
-
-def _chosen(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, Digests]:
-    """Return the digests of the samples of parts that have some."""
-    known = {part: digests(part) for part in {part for part, _ in parts.values()}}
-    chosen = dict[str, Digests]()
-    for name, (part, index) in parts.items():
-        if each := known[part]:
-            chosen[name] = each.at(index)
-    return chosen
 
 
 def _warn(
@@ -210,15 +200,17 @@ def _warn(
     warn(f"{dataset.label}: {such}; {fix}")
 
 
-def _shared(parts: Mapping[str, Digests]) -> dict[str, _Shared]:
+def _shared(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, _Shared]:
     """Return the samples of parts that are in train, if they are more than by chance."""
+    known = {part: digests(part) for part in {part for part, _ in parts.values()}}
+    chosen = {name: each.at(at) for name, (part, at) in parts.items() if (each := known[part])}
+    train = chosen.pop("train", Digests(np.empty(0, np.uint64)))
     found = dict[str, _Shared]()
-    train = parts.get("train", Digests(np.empty(0, np.uint64)))
-    for name, each in parts.items():
+    for name, each in chosen.items():
         least = _TIMES * each.chance * len(train.values) * len(each.values)
-        if name == "train" or least >= len(each.values):
+        if least >= len(each.values):
             continue
-        ours, theirs = _alike(each.values, train.values)
+        ours, theirs = _in_both(each.values, train.values)
         there, counts = np.unique(train.values[theirs], return_counts=True)
         ours = ours[counts[np.searchsorted(there, each.values[ours])] <= each.most]
         if len(ours) > least:
@@ -227,7 +219,7 @@ def _shared(parts: Mapping[str, Digests]) -> dict[str, _Shared]:
     return found
 
 
-def _alike(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _in_both(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of digests that are in both."""
 
     def may_be(some: np.ndarray, others: np.ndarray) -> np.ndarray:

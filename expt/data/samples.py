@@ -103,10 +103,9 @@ def left_as_it_was(dataset: Any) -> Iterator[None]:
         dataset.load_state_dict(start)
 
 
-def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
+def collate_of(dataset: Any) -> Any:
     """Return the dataset's own method that makes a batch of samples; None if it has none."""
-    found: Callable[[list[Any]], Any] | None = getattr(dataset, "collate", None)
-    return found
+    return getattr(dataset, "collate", None)
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:

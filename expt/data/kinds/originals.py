@@ -37,6 +37,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _OF_TEST = ("t10k", "test")  # how the names of its files begin, which come last
+_CHUNK = 1024  # images that are drawn at a time: bounds the memory next to the result
 _DIGITS = tuple("0123456789")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -316,9 +317,6 @@ def _read(original: _Original, paths: tuple[Path, ...], label: str) -> Arrays:
 def _images(channels: int, image_size: tuple[int, int], names: Sequence[str]) -> Features:
     images = Image(channels=channels, image_size=image_size)
     return Features(images, Classes(names=tuple(names)))
-
-
-_CHUNK = 1024  # images: bounds the memory next to the result
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -183,17 +183,16 @@ class Text(DatasetConfig):
         files, coding = self.files(), _OfTokenizer(self.tokens)
 
         def read() -> Arrays:
-            reader = coding.reader()
             kind = np.uint16 if coding.vocab_size <= 1 << 16 else np.uint32
             found: list[Any] = [np.empty(0, kind)]
 
             def read_one(path: Path) -> None:
                 with opened(path) as file:
                     while lines := file.readlines(_AT_A_TIME):
-                        found.append(np.array(reader.read("".join(lines)), kind))
+                        found.append(np.array(coding.read("".join(lines)), kind))
 
             collected(read_one, files)
-            about = [reader.lost, reader.seen, *map(ord, reader.first)]
+            about = [coding.lost, coding.seen, *map(ord, coding.first)]
             return Arrays(np.concatenate(found), np.array(about, np.int64))
 
         tokens, about = decoded("text", self._sources(), self._content(), read)
@@ -225,14 +224,25 @@ class _Bytes:
 
 
 class _OfTokenizer:
-    """Tokens of the tokenizer in a file."""
+    """Tokens of the tokenizer in a file; `read` counts the characters that it has no token for."""
 
     def __init__(self, file: str) -> None:
         self._tokenizer = _load(file, tuple(state_of(file)) if os.path.exists(file) else ())
+        self.lost, self.seen, self.first = 0, 0, ""
 
     @property
     def vocab_size(self) -> int:
         return 1 + int(max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        """The token of unknown characters, if there is one."""
+        model = self._tokenizer.model
+        if type(model).__name__ == "Unigram":  # its attributes have no number of it
+            found: int | None = json.loads(self._tokenizer.to_str())["model"]["unk_id"]
+            return found
+        named = getattr(model, "unk_token", None)
+        return self._tokenizer.token_to_id(named) if named else None
 
     def encode(self, text: str) -> list[int]:
         return [*self._tokenizer.encode(text, add_special_tokens=False).ids]
@@ -242,40 +252,9 @@ class _OfTokenizer:
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         with refuse_unreadable(path), opened(Path(path)) as text:
-            reader = self.reader()
             for number, words in enumerate(text, 1):
-                yield number, np.array(reader.read(words.rstrip("\r\n")), np.int64)
-        _report_lost(path, reader.lost, reader.seen, reader.first)
-
-    def reader(self) -> _Reader:
-        return _Reader(self._tokenizer)
-
-
-@functools.lru_cache(maxsize=1)  # a prediction has a text for each line
-def _load(file: str, _state: tuple[int, ...]) -> Any:
-    require(f"dataset.tokens={file}", "tokenizers", extra="tokenizers")
-    library: Any = importlib.import_module("tokenizers")
-    try:
-        found = library.Tokenizer.from_file(file)
-    except Exception as error:  # the library raises no other
-        raise DataError(
-            f"dataset.tokens={file}: cannot be read as a tokenizer ({first_line(error)})"
-        ) from error
-    found.no_truncation()  # its file may have both, for the samples of another model
-    found.no_padding()
-    return found
-
-
-class _Reader:
-    """A tokenizer, which counts the characters that it leaves out or has no token for."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        model, self._tokenizer = tokenizer.model, tokenizer
-        named = getattr(model, "unk_token", None)
-        self._unknown = tokenizer.token_to_id(named) if named else None
-        if type(model).__name__ == "Unigram":  # its attributes have no number of it
-            self._unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
-        self.lost, self.seen, self.first = 0, 0, ""
+                yield number, np.array(self.read(words.rstrip("\r\n")), np.int64)
+        _report_lost(path, self.lost, self.seen, self.first)
 
     def read(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -292,6 +271,21 @@ class _Reader:
         self.lost += len(lost)
         self.seen += len(text)
         return ids
+
+
+@functools.lru_cache(maxsize=1)  # a prediction has a text for each line
+def _load(file: str, _state: tuple[int, ...]) -> Any:
+    require(f"dataset.tokens={file}", "tokenizers", extra="tokenizers")
+    library: Any = importlib.import_module("tokenizers")
+    try:
+        found = library.Tokenizer.from_file(file)
+    except Exception as error:  # the library raises no other
+        raise DataError(
+            f"dataset.tokens={file}: cannot be read as a tokenizer ({first_line(error)})"
+        ) from error
+    found.no_truncation()  # its file may have both, for the samples of another model
+    found.no_padding()
+    return found
 
 
 def _report_lost(where: object, lost: int, seen: int, first: str) -> None:
