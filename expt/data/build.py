@@ -52,11 +52,11 @@ class DataInfo:
         return {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The `data` of a record."""
         more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
         some = {name: one for name, one in more.items() if one}
-        return {**self.features.told, **self.sizes, **some}
+        return {**self.features.record, **self.sizes, **some}
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
     inputs = source.example[0]
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
+            effect = "cuts images" if key == "cutmix" else "adds tensors"
             raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f"{key}={value}: {effect}, and a sample's inputs are {described(inputs)}; use"
                 f" {key}=null"
             )
     number = source.features.shapes.get("num_classes", 0)

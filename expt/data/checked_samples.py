@@ -64,9 +64,9 @@ def read_all(dataset: Dataset[Any], check: Check, indices: Sequence[int]) -> lis
     return [checked(check, index, read(dataset, index)) for index in indices]
 
 
-def without_gpu(told: str) -> str:
+def without_gpu(message: str) -> str:
     """Return the fix for an error of CUDA in a reading process; empty for any other."""
-    return WITHOUT_GPU if "CUDA" in told and get_worker_info() else ""
+    return WITHOUT_GPU if "CUDA" in message and get_worker_info() else ""
 
 
 def in_words(error: Exception, whose: str) -> Exception:
@@ -77,12 +77,12 @@ def in_words(error: Exception, whose: str) -> Exception:
     """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
-    frame, told = own_frame(error), secrets.said(error)
+    frame, message = own_frame(error), secrets.said(error)
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-    if fix := without_gpu(told):
+    if fix := without_gpu(message):
         where += f"; {fix}"
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
-    return kind(f"{whose} raised {told}{where}")
+    return kind(f"{whose} raised {message}{where}")
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -255,10 +255,10 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             try:
                 image = transform(image)
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-                told = secrets.said(error)
+                message = secrets.said(error)
                 name = type(transform).__name__
                 raise DataError(
-                    f"{self._key}.{place}: {name} does not take sample {index}: {told}"
+                    f"{self._key}.{place}: {name} does not take sample {index}: {message}"
                 ) from error
         return self._checked(image, index), label
 

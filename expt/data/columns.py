@@ -181,12 +181,12 @@ class Column:
             return self.odd_rows(FIX, table)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
-            for what, one, numbers in (
+            for kind, one, numbers in (
                 ("dates", _DATE, "the year, the month or the days since one"),
                 ("durations", _SPAN, "the seconds"),
             ):
                 if all(map(one.fullmatch, some)):
-                    return f" holds {what} ({some[0]}); give numbers of them, such as {numbers}"
+                    return f" holds {kind} ({some[0]}); give numbers of them, such as {numbers}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
                 return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:

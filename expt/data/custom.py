@@ -183,7 +183,7 @@ class _Parts:
 
     def _of_classes(self) -> Source:
         """Return samples (inputs, label): images, or inputs of any kind."""
-        classes, read = Classes(names=self._names()), functools.partial(labelled, what="inputs")
+        classes, read = Classes(names=self._names()), functools.partial(labelled, inputs="inputs")
         inputs, _ = checked_samples.checked(read, 0, self.first)
         shape = self._image_shape(inputs)
         if shape is None:

@@ -224,8 +224,10 @@ def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) 
         known = [texts[name][code] for code in np.unique(there).astype(int)]
         return {"categories": [*known, None] if gaps else known}
     if not len(there):
-        what = f"has no value in the {len(cells)} rows that are trained on"
-        raise DataError(f"column {name}: {what}; leave it out of dataset.features")
+        raise DataError(
+            f"column {name}: has no value in the {len(cells)} rows that are trained on; leave it"
+            " out of dataset.features"
+        )
     return {"median": float(np.median(there)), "gaps": gaps}
 
 
@@ -336,8 +338,8 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
         if "categories" in (how := inputs.encoded.get(name, {})):
             continue
         if name in rows.texts or (name in rows.gaps and "median" not in how):
-            what = "texts" if name in rows.texts else "gaps"
-            raise DataError(f"column {name}: has {what}, and had none in training; correct it")
+            cells = "texts" if name in rows.texts else "gaps"
+            raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
     return rows._replace(encoded=inputs.encoded, scales=scales)
 

@@ -379,7 +379,7 @@ def _start_process(_worker: int, parent: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
-        _open_anew()
+        _open_again()
 
 
 @functools.cache
@@ -398,7 +398,7 @@ def _refuse_unsendable() -> None:
         ) from None
 
 
-def _open_anew() -> None:
+def _open_again() -> None:
     """Open the regular files of the parent again in this process, at the same places.
 
     A descriptor shares its place in the file with all processes that were forked with it: a custom
@@ -412,7 +412,7 @@ def _open_anew() -> None:
             flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
             if flags & os.O_ACCMODE == os.O_WRONLY:  # such as a log: all write to its end
                 continue
-            anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
-            os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(anew, number, inheritable=os.get_inheritable(number))
-            os.close(anew)
+            again = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(again, number, inheritable=os.get_inheritable(number))
+            os.close(again)

@@ -128,9 +128,10 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     found = [Path(each) for each in files_below(path, (*_KINDS,)) if Path(each).name[0] != "_"]
     if len(kinds := sorted({each.suffix.lower() for each in found})) != 1:
-        what = f"holds {' and '.join(kinds) or 'no ' + ', '.join(_KINDS)}; keep one kind there"
-        what = what if path.is_dir() else "there is no such file or folder"
-        raise DataError(f"dataset.path={path}: {what}")
+        if not path.is_dir():
+            raise DataError(f"dataset.path={path}: there is no such file or folder")
+        there = " and ".join(kinds) or f"no {', '.join(_KINDS)}"
+        raise DataError(f"dataset.path={path}: holds {there}; keep one kind there")
 
     def order(path: Path) -> list[tuple[int, str]]:
         parts = re.split(r"(\d+)", str(path))
@@ -357,8 +358,8 @@ class _Csv(Table):
                     skipped += 1
                     continue
                 places.insert(row.number - skipped - done, None)
-                what = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                damaged[row.number - skipped] = what
+                why = f"has {row.actual_columns} cells for {len(self.names)} columns"
+                damaged[row.number - skipped] = why
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
             done += found.num_rows
             yield found.rename_columns([*names])

@@ -359,8 +359,8 @@ class Rows(Inputs):
         wanted = parts if is_array else wanted
         for name in wanted:
             if name not in parts:
-                what = f"has no column {name}, which the model takes; it has {columns}"
-                raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
+                fault = f"has no column {name}, which the model takes; it has {columns}"
+                raise ConfigError(f"{path}: {fault}.{did_you_mean(name, table.names)}")
         return _Opened(table, taken, [*map(parts.index, wanted)])
 
     @property
@@ -387,13 +387,13 @@ class Rows(Inputs):
             values = values[:, order]
             for name, counted in unknown.items():
                 new[name] += counted
-            told = {own[x]: texts_of(batch.column(x)) for x in others}
+            cells = {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
             for start in range(0, batch.num_rows, size):
                 places = range(start, min(start + size, batch.num_rows))
                 good = [place for place in places if place not in wrong]
                 about: list[Mapping[str, str | int]] = [
-                    {"path": path, "row": done + at + 1, **{x: told[x][at] for x in told}}
+                    {"path": path, "row": done + at + 1, **{x: cells[x][at] for x in cells}}
                     for at in good
                 ]
                 why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]

@@ -106,7 +106,7 @@ def measure_weights(
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         if evaluation.own_data:
             _warn_of_others(metrics, record, state, values.samples, config)
-        told = data.features.told
+        told = data.features.record
         update_result(
             paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
         )

@@ -268,10 +268,10 @@ def list_parts(
         sorted({composed(name) for folder in named for name in image_files.subfolders(folder)})
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
-        what = "no class folders in" if Path(root).is_dir() else "no folder"
+        missing = "no class folders in" if Path(root).is_dir() else "no folder"
         raise DataError(
-            f"dataset.root={root}: {what} {named[0]}: expected {root}/train/CLASS/IMAGE, and so in"
-            f" val and test, or {root}/CLASS/IMAGE of several classes"
+            f"dataset.root={root}: {missing} {named[0]}: expected {root}/train/CLASS/IMAGE, and so"
+            f" in val and test, or {root}/CLASS/IMAGE of several classes"
         )
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():

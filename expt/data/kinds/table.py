@@ -129,11 +129,11 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     yield from rows.notes
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
-    for what, each in texts.items():
+    for where, each in texts.items():
         spelled = sorted(("".join(text.split()).casefold(), text) for text in each)
         number = Counter(plain for plain, _ in spelled)
         if alike := listed(repr(text) for plain, text in spelled if number[plain] > 1):
-            yield f"{what} differ only in case or spaces: {alike}; write those alike that are one"
+            yield f"{where} differ only in case or spaces: {alike}; write those alike that are one"
     ids, others = list[str](), list[str]()
     for place, name in enumerate(rows.feature_names):
         is_number = name not in rows.texts
