@@ -248,11 +248,12 @@ class _Parts:
         channels = None
         if are_images and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
             channels, inputs = inputs.shape[0], inputs.float()  # as once it is normalised
-        sample_s = self._sample_s()
-        parts = {
-            name: self._part(each, check, collate, channels, sample_s)
-            for name, each in self.parts.items()
-        }
+        how: Any = {"check": check, "channels": channels, "sample_s": self._sample_s()}
+        parts = dict[str, Part]()
+        for name, each in self.parts.items():
+            makes = self._own_collate(each, are_images=bool(channels)) or collate
+            load = loading(each, self.num_workers, collate=makes, **how)
+            parts[name] = Part(samples.size_of(each), load)
         are_tensors = isinstance(target, Tensor)
         return Source(
             features=Features(_inputs(self.train, inputs, has_pixels=bool(channels)), targets),
@@ -264,27 +265,13 @@ class _Parts:
             sees_few=True,
         )
 
-    def _part(
-        self,
-        dataset: Dataset[Any],
-        check: checked_samples.Check,
-        collate: Collate | None,
-        channels: int | None,
-        sample_s: float,
-    ) -> Part:
-        own, classes = samples.collate_of(dataset), self.config.num_classes
-        if own and classes:
-            has_one = getattr(self.task, "takes", Classes).has_one_class
-            collate = functools.partial(
-                _collated,
-                own=own,
-                classes=classes if has_one else None,
-                are_images=bool(channels),
-            )
-        load = loading(
-            dataset, self.num_workers, check, collate=collate, channels=channels, sample_s=sample_s
-        )
-        return Part(samples.size_of(dataset), load)
+    def _own_collate(self, dataset: Dataset[Any], *, are_images: bool) -> Collate | None:
+        """Return how a dataset makes its own batches of samples of a class each, if it does."""
+        own, number = samples.collate_of(dataset), self.config.num_classes
+        if not own or not number:
+            return None
+        classes = number if getattr(self.task, "takes", Classes).has_one_class else None
+        return functools.partial(_collated, own=own, classes=classes, are_images=are_images)
 
 
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:

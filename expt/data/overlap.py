@@ -164,40 +164,29 @@ def warn_of_shared(
             parts[name] = name, np.arange(of_name.size)
     if len(val):
         parts["val"] = "train", val.numpy()
-    if source.digests:
-        found = _shared(parts, source.digests)
+
+    def report(shared: Mapping[str, _Shared], fault: str, fix: str) -> None:
+        numbers, origins = list[str](), list[str]()
+        for part, found in shared.items():
+            size = len(parts[part][1])
+            share = f"({found.number / size:.1%})"
+            numbers.append(f"{found.number} of {size} samples of {part} {share}")
+        part, found = next(iter(shared.items()))
+        for name, place in ((part, found.place), ("train", found.in_train)):
+            origin = dataset.origin(task, name)(int(parts[name][1][place]))
+            origins.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
+        such = f"{' and '.join(numbers)} {fault}, such as {' and '.join(origins)}"
+        warn(f"{dataset.label}: {such}; {fix}")
+
+    if source.digests and (shared := _shared(parts, source.digests)):
         drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
         fix = "remove copies"
-        if any(map(drawn.get, found)):
+        if any(map(drawn.get, shared)):
             fix += ", or keep them together by dataset.group"
-        _warn(dataset, task, parts, found, "are trained on, too", fix)
+        report(shared, "are trained on, too", fix)
     groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
-    found = _shared(parts, groups.get)
-    fix = "move each group to one part"
-    _warn(dataset, task, parts, found, "have their dataset.group in train, too", fix)
-
-
-def _warn(
-    dataset: DatasetConfig,
-    task: Any,
-    parts: _Parts,
-    shared: Mapping[str, _Shared],
-    fault: str,
-    fix: str,
-) -> None:
-    """Warn of the shared samples, if there are any, with the first two."""
-    if not shared:
-        return
-    numbers, origins = list[str](), list[str]()
-    for part, found in shared.items():
-        size = len(parts[part][1])
-        numbers.append(f"{found.number} of {size} samples of {part} ({found.number / size:.1%})")
-    part, found = next(iter(shared.items()))
-    for name, place in ((part, found.place), ("train", found.in_train)):
-        origin = dataset.origin(task, name)(int(parts[name][1][place]))
-        origins.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
-    such = f"{' and '.join(numbers)} {fault}, such as {' and '.join(origins)}"
-    warn(f"{dataset.label}: {such}; {fix}")
+    if shared := _shared(parts, groups.get):
+        report(shared, "have their dataset.group in train, too", "move each group to one part")
 
 
 def _shared(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, _Shared]:

@@ -127,19 +127,6 @@ class Wanted(NamedTuple):
         return self.limit is not None
 
 
-class _Columns(NamedTuple):
-    """The columns that are read of a table."""
-
-    targets: list[Column]
-    features: list[Column]
-    group: Column | None
-
-    @property
-    def every(self) -> list[Column]:
-        """All of them, in the order in which they are written."""
-        return [*self.targets, *self.features, *([self.group] if self.group else [])]
-
-
 def load(path: Path, wanted: Wanted) -> Rows:
     """Return the rows of a table in a file or folder.
 
@@ -209,10 +196,9 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
-    columns = _columns(table, wanted, names)
-    targets, features, group = columns
-    numbers = _write(table, columns.every, file)
-    if group:
+    targets, features, groups = _columns(table, wanted, names)
+    numbers = _write(table, [*targets, *features, *groups], file)
+    for group in groups:
         _refuse_groups(table, group)
         group.texts_as(range(len(group.texts)))
     classes, class_names = _answers(table, wanted, targets)
@@ -231,7 +217,7 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "notes": [*table.notes],
         "targets": places[:number],
         "features": places[number:],
-        "group": len(parts) if group else None,
+        "group": len(parts) if groups else None,
         "texts": {part: each.categories for part, each in of_part.items() if each.categories},
         "flags": {part: each.flags for part, each in of_part.items() if each.flags},
         "gaps": [part for part, each in of_part.items() if each.has_gaps],
@@ -239,8 +225,8 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     return about, classes
 
 
-def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> _Columns:
-    """Return the columns that a run takes, of which those in `names` may be features."""
+def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[Column], ...]:
+    """Return the columns of targets, of features, which have the `names`, and of groups, if any."""
     table.targets = wanted.targets
     if wanted.takes is not Classes:
         table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
@@ -248,18 +234,14 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> _Columns:
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    group = None
-    # Another table that a run is evaluated on need not have it.
-    if wanted.group and (wanted.learns or wanted.group in table.names):
-        group = Column(wanted.group, are_texts=True)
-    return _Columns(
-        [
-            Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()))
-            for x in wanted.targets
-        ],
-        [Column(x, are_texts=x in texts, most=most) for x in names],
-        group,
-    )
+    targets = [
+        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ())) for x in wanted.targets
+    ]
+    features = [Column(x, are_texts=x in texts, most=most) for x in names]
+    # Another table that a run is evaluated on need not have groups.
+    if not wanted.group or not (wanted.learns or wanted.group in table.names):
+        return targets, features, []
+    return targets, features, [Column(wanted.group, are_texts=True)]
 
 
 def _write(table: Table, columns: Sequence[Column], file: IO[bytes]) -> np.ndarray:
