@@ -190,7 +190,8 @@ def open_picture(
                 file.info["whole"] = file.size[::-1] if is_lying else file.size
                 file.draft(None, needed if is_lying else needed[::-1])
             picture = turn(in_mode(file, mode) if mode else file.copy())
-        picture.info |= {"frames": frames} if frames > 1 else {}
+        if frames > 1:
+            picture.info["frames"] = frames
         return picture
 
 
@@ -352,8 +353,9 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     orientation, size = image.info.get("turned", 1), size_of(image)
     lying = size[::-1] if orientation >= 5 else size
     if orientation > 1 and mask.size == lying:
-        image.info["masks" if lying != size else "kept"] = True
-        mask = turn(mask, orientation) if lying != size else mask
+        shows = lying != size
+        image.info["masks" if shows else "kept"] = True
+        mask = turn(mask, orientation) if shows else mask
     if mask.size != size:
         one, other = (f"{height}x{width}" for width, height in (mask.size, size))
         raise DataError(f"{name} is {one}, and its image {other}; make them one size")

@@ -151,6 +151,9 @@ def _source(
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
     features, targets = _encoders(rows)
+    groups = dict[str, Tensor]()
+    if rows.groups is not None:
+        groups = {name: torch.from_numpy(rows.groups[index]) for name, index in parts.items()}
     names, scales = rows.feature_names, rows.scales
     inputs = Columns(
         names=names,
@@ -168,9 +171,7 @@ def _source(
         features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
-        groups={}
-        if (groups := rows.groups) is None
-        else {name: torch.from_numpy(groups[index]) for name, index in parts.items()},
+        groups=groups,
         digests=lambda name: overlap.digests_of_rows(rows, parts[name]),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=features.notes,

@@ -344,23 +344,25 @@ class Rows(Inputs):
         else:
             table = open_table(Path(path))
         names = (name if name in table.names else base(name) for name in wanted)
-        taken = [name for name in dict.fromkeys(names) if name in table.names]
-        taken = table.names if is_array else taken
+        own = [name for name in dict.fromkeys(names) if name in table.names]
+        taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
-        several, columns = [*map(Column, taken)], listed(table.names, 20)
-        for column in several:
+        columns = [*map(Column, taken)]
+        for column in columns:
             column.read(first.column(column.name))
-        parts = [part for column in several for part in column.parts]
-        if len(parts) != len(wanted) and is_array:
+        parts = [part for column in columns for part in column.parts]
+        if is_array and len(parts) != len(wanted):
             raise ConfigError(
                 f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
             )
-        wanted = parts if is_array else wanted
-        for name in wanted:
-            if name not in parts:
-                fault = f"has no column {name}, which the model takes; it has {columns}"
-                raise ConfigError(f"{path}: {fault}.{did_you_mean(name, table.names)}")
+        if is_array:
+            return _Opened(table, taken, [*range(len(parts))])
+        if missing := next((name for name in wanted if name not in parts), None):
+            raise ConfigError(
+                f"{path}: has no column {missing}, which the model takes; it has"
+                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
+            )
         return _Opened(table, taken, [*map(parts.index, wanted)])
 
     @property
