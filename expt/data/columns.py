@@ -96,7 +96,7 @@ class Column:
         if values is None or not np.abs(values).max(initial=0) <= MOST:
             codes = np.full(1, -1, np.int32)
             if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
-                values, codes = self._told_apart(flat)
+                values, codes = self._numbers_and_codes(flat)
             if width != shape[1]:  # lists of another length, each a text
                 values, codes = (each.repeat(shape[1]) for each in (values, codes))
             if (codes >= 0).any():
@@ -109,9 +109,9 @@ class Column:
         self._rows += number
         return values.reshape(shape)
 
-    def _told_apart(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _numbers_and_codes(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
-        texts, rows = _different(cells)
+        texts, rows = _distinct(cells)
         values, codes = np.full(len(texts) + 1, np.nan), np.full(len(texts) + 1, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
@@ -235,7 +235,7 @@ def _numbers(cells: Any) -> np.ndarray | None:
     return numbers
 
 
-def _different(cells: Any) -> tuple[list[str], np.ndarray]:
+def _distinct(cells: Any) -> tuple[list[str], np.ndarray]:
     """Return the different cells as texts, and the place of each cell among these, -1 for none."""
     if pa.types.is_nested(cells.type) or isinstance(cells.type, pa.BaseExtensionType):
         texts = [None if cell is None else str(cell) for cell in cells.to_pylist()]
@@ -263,7 +263,7 @@ def _span(unit: str, number: int) -> str:
 
 def texts_of(cells: Any) -> list[str]:
     """Return cells as texts, empty for a gap."""
-    texts, rows = _different(cells)
+    texts, rows = _distinct(cells)
     return [*map([*texts, ""].__getitem__, rows)]
 
 

@@ -200,7 +200,7 @@ class Loader:
         if self._held is not None:
             # Once per epoch, so that no batch waits for a copy.
             samples = to_device(order.samples, self._held.device)
-            for block in _alike(pieces, self._held.at_once(self._options.device)):
+            for block in _blocks(pieces, self._held.at_once(self._options.device)):
                 yield self._held.gather(_spread(samples, block)), block
         elif single := [[piece] for piece in pieces]:
             read = self._in_order if self.is_stream else self._by_number
@@ -241,7 +241,7 @@ def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
         yield Keys(seed, order.epoch, here.samples.tolist(), times)
 
 
-def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
+def _blocks(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
     """Yield runs of pieces of one size, evenly spaced, of up to `samples`, or one piece."""
     for size, run in itertools.groupby(pieces, key=_size):
         most = max(1, samples // size[0])

@@ -52,7 +52,7 @@ def rows_of(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, cells
 
 
-def named(path: Path, separator: str, rows: Sequence[int]) -> str:
+def lines_of(path: Path, separator: str, rows: Sequence[int]) -> str:
     """Return which lines some rows are, if they are few, as the beginning of advice."""
     if not 0 < len(rows) <= _FEW:
         return ""
@@ -65,7 +65,7 @@ def named(path: Path, separator: str, rows: Sequence[int]) -> str:
     return f"remove {which} {', '.join(lines)} if {are} no data, or "
 
 
-def shown(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
+def line_and_fix(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
     """Return the line of a row with its text, and advice if it has other cells than `names`."""
     line, cells = next(itertools.islice(rows_of(path, separator), row + 1, None), (0, [""]))
     sign, more = repr(separator), len(cells) - len(names)
