@@ -117,10 +117,9 @@ def export(
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         given, outputs = _write(format, Path(beside.name), module, shown, dims, about)
+        call = _call_of(format, Path(beside.name))
         parts = [_cut(arguments, size) for size in sizes]
-        allowed, difference = _compared(
-            module, _call_of(format, Path(beside.name)), parts, tolerance
-        )
+        allowed, difference = _compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
