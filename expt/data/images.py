@@ -66,10 +66,10 @@ def of_arrays(
     """Return a source of (images uint8 [N, C, H, W], labels) in random order."""
     parts, shape = dict[str, Part](), tuple(train[0].shape[1:])
     for part, arrays in (("test", test), ("train", train)):
-        images, labels = map(_tensor, arrays)
-        held = InMemory(images, labels, opening.device)
+        held = InMemory(*map(_tensor, arrays), opening.device)
         parts[part] = image_part(held, shape, opening.num_workers, features.targets)
-    return of_parts(shape, features.targets, parts, classes=labels, in_random_order=True)
+    classes = _tensor(train[1])
+    return of_parts(shape, features.targets, parts, classes=classes, in_random_order=True)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -282,7 +282,8 @@ def of_sets(
 
     Without transforms parts in `memory` are taken from there.
     """
-    first, held, parts = next(iter(sets.values())), memory or {}, dict[str, Part]()
+    first, parts = next(iter(sets.values())), dict[str, Part]()
+    held = memory or {}
     height, width = first.size or first.opened(0)[0].size[::-1]
     shape = first.channels, height, width
     for part, each in sets.items():
@@ -310,7 +311,7 @@ def of_numbers(
     `standardises`, in deviations of the training samples, once these are chosen.
     """
 
-    def found(by: Mapping[str, Any], **more: Any) -> Source:
+    def in_units(by: Mapping[str, Any], **more: Any) -> Source:
         scale = Encoder(names, {}, by)
         values = scale(targets).float()
 
@@ -327,11 +328,11 @@ def of_numbers(
         # else all are equal
         std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
         by = dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
-        return found(by)
+        return in_units(by)
 
     if scales is not None:
-        return found(scales)
-    return found({}, fitted=fitted) if standardises else found({})
+        return in_units(scales)
+    return in_units({}, fitted=fitted) if standardises else in_units({})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -391,8 +392,9 @@ def _resized(mask: np.ndarray, image_size: tuple[int, int]) -> Tensor:
 
 def of_masks(pairs: Mapping[str, Any], dataset: Any, opening: Opening) -> Source:
     """Return the parts of pictures and masks."""
+    values = mask_of(dataset, opening.task)
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
-    how |= {"needed": dataset.needed, "values": (values := mask_of(dataset, opening.task))}
+    how |= {"needed": dataset.needed, "values": values}
     sets = {part: MaskPictures(each, **how) for part, each in pairs.items()}
     more: dict[str, Any] = {"targets_of": sets["train"].occurring} if "train" in sets else {}
     return of_sets(sets, values, opening.num_workers, **more)

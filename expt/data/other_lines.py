@@ -118,7 +118,8 @@ def among(
     The table's `first` column may have comments, the last row of all may be a total: of the columns
     that are `read`, or of another, which names it.
     """
-    names, found = batch.schema.names, dict[int, str]()
+    names = batch.schema.names
+    found = dict[int, str]()
     if len(names) > 1:
         lower = [name.lower() for name in names]
         cells = compute.utf8_lower(compute.utf8_trim_whitespace(batch.column(0)))
