@@ -66,7 +66,8 @@ def of_arrays(
     """Return a source of (images uint8 [N, C, H, W], labels) in random order."""
     parts, shape = dict[str, Part](), tuple(train[0].shape[1:])
     for part, arrays in (("test", test), ("train", train)):
-        held = InMemory(*map(_tensor, arrays), opening.device)
+        images, labels = map(_tensor, arrays)
+        held = InMemory(images, labels, opening.device)
         parts[part] = image_part(held, shape, opening.num_workers, features.targets)
     classes = _tensor(train[1])
     return of_parts(shape, features.targets, parts, classes=classes, in_random_order=True)
