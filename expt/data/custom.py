@@ -202,10 +202,7 @@ class _Parts:
         return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
 
     def _image_shape(self, inputs: Any) -> tuple[int, ...] | None:
-        """Return the shape of an image; None of a row of numbers, several tensors, ...
-
-        Also return None where the dataset's `collate` makes anything of anything.
-        """
+        """Return the shape of an image; None of other inputs, or if a `collate` may make others."""
         if samples.collate_of(self.train):
             return None
         with contextlib.suppress(DataError):
