@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
-from expt import machine
 from expt.config.identity import VERSION, Content
 from expt.config.own_code import Imported
 from expt.config.secrets import hidden
 from expt.errors import warn
+from expt.gpus import energy_j
 from expt.runs import tags
 from expt.runs.checkpoint_file import set_aside
 from expt.runs.metrics_file import MetricsReader
@@ -373,7 +373,7 @@ def _to_be_changed(paths: RunPaths) -> Record:
 def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
     begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
-    if (shown := machine.energy_j(devices)) is not None:
+    if (shown := energy_j(devices)) is not None:
         begun["energy_j_before"] = earlier.get("energy_j", 0.0) - shown
     return begun
 
@@ -389,7 +389,7 @@ def cost_until_now(record: Record) -> Record:
     before = record.get("device_s_before", 0.0)
     spent: Record = {"device_s": before + num_devices(record) * lasted_s}
     is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()
-    shown = machine.energy_j(record.get("devices") or ()) if is_metered else None
+    shown = energy_j(record.get("devices") or ()) if is_metered else None
     if shown is not None:
         spent["energy_j"] = record["energy_j_before"] + shown
     return spent

@@ -29,7 +29,8 @@ from expt.inference import load
 from expt.machine import Machine
 from expt.training.learner import Learner
 from expt.worker import build, parallel
-from expt.worker.build import build_data, build_learner, check_first_output
+from expt.worker.build import build_data, build_learner
+from expt.worker.custom_code import check_first_output
 from tests.composing import composed
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed
@@ -406,7 +407,7 @@ FLOATS = "+dataset.dtype=float32"
 def built_of_own_outputs(config: RunConfig) -> tuple[Any, Any]:
     """The run's model, and the same again from what its record has of the data."""
     data = build.build_data(config, ALONE)
-    features = Features.read(data.info.told)
+    features = Features.read(data.info.record)
     return build.build_learner(config, data, ALONE).module, load._built(config, features)
 
 
