@@ -55,7 +55,7 @@ class Point(NamedTuple):
     """A step of the test."""
 
     lr: float
-    """In units of `optimizer.lr`."""
+    """The value of `optimizer.lr`."""
     loss: float
     average: float
     """The loss averaged over this and earlier steps."""

@@ -87,7 +87,9 @@ def _of_best(row: Row) -> dict[str, list[str]]:
     settings = plain_table(("setting", "value"), left=("setting", "value"))
     for key, value in flat(row.first.config).items():
         settings.add_row(*cells(key, setting(value)))
-    shown = page.pictures(row.first.paths)
+    from expt.dashboards.events import pictures_of_evaluations  # late: torch
+
+    shown = page.pictures(pictures_of_evaluations(row.first.paths))
     if not shown and not row.first.paths.evaluations.exists():
         evaluate = f"{provenance.program()} evaluate {shlex.quote(shown_path(row.first.folder))}"
         shown = [

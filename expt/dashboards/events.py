@@ -85,6 +85,18 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
                 yield Event.FromString(record[12:-4]), record
 
 
+def pictures_of_evaluations(paths: RunPaths) -> dict[str, bytes]:
+    """Return the newest confusion matrices and mistakes of a run and its evaluations, as PNG."""
+    evaluations = sorted(paths.evaluations.glob("*/"), key=lambda path: path.stat().st_mtime)
+    files = (file for own in (paths, *map(RunPaths, evaluations)) for file in own.event_files())
+    return {
+        value.tag: value.image.encoded_image_string
+        for event, _ in records([*files])
+        for value in event.summary.value
+        if value.tag.startswith((tags.CONFUSION, tags.MISTAKES)) and value.HasField("image")
+    }
+
+
 def _until(
     files: Sequence[Path],
     step: int,

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 from rich.table import Table
 
 from expt.errors import ConfigError
-from expt.runs import tags
 from expt.runs.found import FoundRun
-from expt.runs.paths import RunPaths
 from expt.runs.view import curves
 
 DRAWN = 24
 """The largest number of runs whose curves are drawn, the best ones."""
-PICTURES = (tags.CONFUSION, tags.MISTAKES)
 _HEAD = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -86,22 +82,10 @@ def drawn_curves(runs: Sequence[FoundRun]) -> list[str]:
     return [svg[svg.index("<svg") :], *paragraph(*[f"and {left} more runs"] * (left > 0))]
 
 
-def pictures(paths: RunPaths) -> list[str]:
-    """Return the newest confusion matrices and mistakes of a run and its evaluations."""
-    evaluations = sorted(paths.evaluations.glob("*/"), key=lambda path: path.stat().st_mtime)
-    own = (paths, *map(RunPaths, evaluations))
-    newest = dict(_pictures([file for each in own for file in each.event_files()]))
-    return [
-        f"<h3>{escape(tag)}</h3><img alt='{escape(tag)}' src='data:image/png;base64,{data}'>"
-        for tag, data in sorted(newest.items())
-    ]
-
-
-def _pictures(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    from expt.dashboards.events import records  # late: TensorBoard's formats
-
-    for event, _ in records(files):
-        for value in event.summary.value:
-            if value.tag.startswith(PICTURES) and value.HasField("image"):
-                data = value.image.encoded_image_string
-                yield value.tag, base64.b64encode(data).decode()
+def pictures(found: Mapping[str, bytes]) -> list[str]:
+    """Return PNG files, each below its tag."""
+    pieces = list[str]()
+    for tag, content in sorted(found.items()):
+        data, name = base64.b64encode(content).decode(), escape(tag)
+        pieces.append(f"<h3>{name}</h3><img alt='{name}' src='data:image/png;base64,{data}'>")
+    return pieces
