@@ -19,7 +19,7 @@ from expt.config import kept_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import named
 from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
@@ -170,7 +170,7 @@ class Parents:
             return list(words)
         try:
             known = self._known.get(values[0])
-            of = known["forked_from"] if known else continuing.record_of(values[0])
+            of = known["forked_from"] if known else lineage.fork_parent(values[0])
         except ConfigError:
             return list(words)
         return [*inherited(of["arguments"], words), *words]
@@ -180,4 +180,4 @@ class Parents:
 
         Raises ConfigError where the value of `fork` is not a run.
         """
-        return continuing.of_fork(config, self._known.get(config.fork or "", before))
+        return lineage.fork_content(config, self._known.get(config.fork or "", before))

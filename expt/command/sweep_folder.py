@@ -27,7 +27,7 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.found import FoundRun, results
 from expt.runs.overrides import folder_names, literal
 from expt.runs.paths import RunPaths
@@ -155,11 +155,11 @@ class SweepFolder:
             (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
         )
         if key not in self._contents:
-            before = continuing.continued(config)
+            before = lineage.record_to_continue(config)
             content = content_of(config, before)
             self._contents[key] = before, {**content, **self.parents.of_fork(config, before)}
         before, content = self._contents[key]
-        return continuing.identified(config, content, before)
+        return lineage.identity(config, content, before)
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""

@@ -13,7 +13,7 @@ from expt.config.schema import RunConfig
 from expt.data.cache import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -25,9 +25,9 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
     Raises DataError or ConfigError as `content_of` does, and where a fork's parent is not there.
     """
-    before = continuing.continued(config, paths)
+    before = lineage.record_to_continue(config, paths)
     content = content_of(config, before)
-    return continuing.identified(config, {**content, **continuing.of_fork(config, before)}, before)
+    return lineage.identity(config, {**content, **lineage.fork_content(config, before)}, before)
 
 
 @progress.phase("looking at the dataset's files")
@@ -68,7 +68,7 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, continuing.continued(config, request.paths))
+    now = content_of(config, lineage.record_to_continue(config, request.paths))
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}

@@ -15,7 +15,7 @@ from expt import signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, provenance
+from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
@@ -146,13 +146,13 @@ class Attempt:
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = continuing.forked_from(request.config, found)
+                record["forked_from"] = lineage.fork_entry(request.config, found)
             else:
                 before = result_of_any(found.paths)
                 own = ("imported",) if source.rule == "resume" else ()
                 record = _kept(before, "weights_from", *own)
                 if "forked_from" in before:
-                    record["forked_from"] = continuing.still_forked_from(before, request.config)
+                    record["forked_from"] = lineage.updated_fork_entry(before, request.config)
         if weights is not None and "weights_from" not in record:
             record["weights_from"] = begun_from(weights, request.identity.content.get("weights"))
         return record

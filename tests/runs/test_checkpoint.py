@@ -17,7 +17,7 @@ import torch
 from expt.errors import CheckpointError, ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import of_fork
+from expt.runs.lineage import fork_content
 from expt.training import random_state
 from tests.facade import Patch, checkpoint_state, request
 
@@ -151,7 +151,7 @@ RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
 BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import of_fork
+from expt.runs.lineage import fork_content
 for number, asked in pickle.load(sys.stdin.buffer):
     print(Attempt(request=asked, number=number, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
@@ -169,7 +169,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
         checkpoint.save(paths.last, checkpoint_state(first.config, step, **more), keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
     fork = f"{paths.folder}@1"
-    content = of_fork(dataclasses.replace(first.config, fork=fork), {})
+    content = fork_content(dataclasses.replace(first.config, fork=fork), {})
     forked = request(tmp_path / "fork", epochs=9, fork=fork, content=content, typed_at=0.0)
     again = pickle.dumps([(1, dataclasses.replace(first, may_have_run=True)), (0, forked)])
     done = subprocess.run(

@@ -11,7 +11,8 @@ import torch
 from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import Source, of_fork, record_of, take
+from expt.runs.continuing import Source, take
+from expt.runs.lineage import fork_content, fork_parent
 from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
@@ -129,14 +130,14 @@ def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: 
 
 
 def test_a_fork_is_known_by_its_run_and_step(configured: Configured, paths: RunPaths) -> None:
-    found = of_fork(configured(f"fork={paths.folder}@15"), {})
+    found = fork_content(configured(f"fork={paths.folder}@15"), {})
     assert found == {"fork": "a@15", "seedless_fork": "b@15"}
     config = configured("fork=gone")
     first: Any = {"content": found, "config": {"fork": "gone"}}
-    assert of_fork(config, first) == found, "of another fork of the same run"
+    assert fork_content(config, first) == found, "of another fork of the same run"
     update_result(paths, version=VERSION + 1)
     with pytest.raises(ConfigError, match="another version"):
-        record_of(str(paths.folder))
+        fork_parent(str(paths.folder))
 
 
 def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
