@@ -19,8 +19,9 @@ from expt.runs.grid import in_newest
 from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
-from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
+from expt.runs.view.leaderboard import leaderboard, write_summary
 from expt.runs.view.listing import in_order
+from expt.runs.view.settings import read_runs
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import (
     Console,

@@ -20,7 +20,7 @@ from expt.runs.grid import in_newest
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, LOST
 from expt.runs.view import verdict
-from expt.runs.view.leaderboard import filtered, leaderboard, read_runs
+from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import (
     check_key,
     chosen,
@@ -30,6 +30,7 @@ from expt.runs.view.listing import (
     runs_below,
     side_by_side,
 )
+from expt.runs.view.settings import filtered, read_runs
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.conclusion import best_of, search_in

@@ -18,7 +18,8 @@ from expt.runs.grid import in_newest
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html
-from expt.runs.view.leaderboard import Row, leaderboard, spread
+from expt.runs.view.leaderboard import leaderboard, spread
+from expt.runs.view.settings import Row
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, warn
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
-from expt.runs.view.leaderboard import Row, rows, settings_of
+from expt.runs.view.settings import Row, rows, rows_in_order
 from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of
 
@@ -69,7 +69,7 @@ class SearchRecord(NamedTuple):
 
     def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], int, Row]]:
         """Return costs, number and setting of those whose repetitions are allowed, best first."""
-        found = [row for row in settings_of(runs) if row.counted]
+        found = [row for row in rows_in_order(runs) if row.counted]
         found = [row for row in found if all(map(self.allowed, row.counted))]
         reached = [(costs_of(self.goals, self.means(row)), row.first.number, row) for row in found]
         return sorted(reached, key=lambda each: each[:2])

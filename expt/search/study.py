@@ -14,7 +14,7 @@ from expt.config.identity import REPEATED
 from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED, PRUNED, RUNNING
-from expt.runs.view.leaderboard import objective_name
+from expt.runs.view.settings import objective_name
 from expt.runs.view.text import setting
 from expt.search.conclusion import SearchRecord, search_in
 from expt.search.space import Space

@@ -14,8 +14,8 @@ from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import Record, evaluated_tag, read_result
-from expt.runs.view.leaderboard import settings_of
 from expt.runs.view.listing import best_first
+from expt.runs.view.settings import rows_in_order
 from expt.runs.view.text import setting, shown_path
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _names(runs: Sequence[FoundRun]) -> list[str]:
         return [shown_path(run.folder) for run in runs]
     found = {
         run.folder: ", ".join(f"{key}={setting(value)}" for key, value in row.settings.items())
-        for row in settings_of(runs)
+        for row in rows_in_order(runs)
         for run in row.runs
     }
     return [found[run.folder] or run.folder.name for run in runs]

@@ -13,8 +13,8 @@ from rich.table import Table
 from expt.errors import ConfigError, listed, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
-from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.listing import falls
+from expt.runs.view.settings import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.text import cells, plain_table, setting
 
 NAMED = 3
