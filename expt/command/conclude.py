@@ -32,7 +32,7 @@ from expt.runs.view.text import (
     shown_path,
     sweep_command,
 )
-from expt.search.conclusion import bad_trials, best_of, conclude_search
+from expt.search.conclusion import bad_trials, best_of, conclude_search, front_of
 
 
 def conclude(
@@ -95,7 +95,7 @@ def describe_hidden(folder: Path, hidden: Sequence[FoundRun]) -> str:
 def _put(
     folder: Path, runs: Sequence[FoundRun], sort: str | None, hidden: Sequence[FoundRun]
 ) -> None:
-    best, front = best_of(folder, runs)
+    best = best_of(folder, runs)
     every = [*runs, *hidden]
     ranked = in_order(every, sort) if sort else every
     terminal.put_runs((run.folder, run.record) for run in ranked)
@@ -104,7 +104,7 @@ def _put(
         best_run=best and str(best.first.folder.absolute()),
         best=best and best.as_record,
         hidden=[str(run.folder.absolute()) for run in hidden],
-        pareto=[str(row.first.folder.absolute()) for row in front],
+        pareto=[str(row.first.folder.absolute()) for row in front_of(folder, runs)],
     )
 
 

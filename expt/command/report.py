@@ -153,7 +153,7 @@ def _filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None:
     """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
     kept, among = found.passing(asked.filter)
     found.check("--sort", asked.sort)
-    best, _ = best_of(asked.folders[0], kept)
+    best = best_of(asked.folders[0], kept)
     terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
     terminal.put(best=best and best.as_record)
     console, old = Console(), stale(kept)

@@ -14,8 +14,7 @@ from expt.errors import ConfigError
 from expt.features import Feature, Features
 from expt.inference.inputs import inputs_of
 from expt.runs.named_checkpoint import found
-
-SPLITS = ("train", "val", "test")
+from expt.runs.tags import SPLITS
 
 
 class Plan:

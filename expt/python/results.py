@@ -167,7 +167,7 @@ class Runs(list[Result]):
             found = in_newest(folder, found)[0]
         found = found or self._found()  # all are of earlier grids
         around = folders.pop() if len(folders) == 1 else Path()
-        best = best_of(around, found)[0] if found else None
+        best = best_of(around, found) if found else None
         if best is None:
             raise RunFailed(
                 "no run has completed, measured its objective and kept all constraints, or they"

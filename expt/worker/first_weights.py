@@ -26,6 +26,7 @@ from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, we
 from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
+from expt.runs.tags import SPLITS
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.optimizer_state import carry_over
@@ -255,7 +256,7 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     """
     settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))
-    splits = ["train", "val", "test"]
+    splits = list(SPLITS)
     if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
         splits.remove("train")
     sizes = {

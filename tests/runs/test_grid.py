@@ -48,7 +48,7 @@ def test_a_setting_without_all_repetitions_comes_after_whole_ones(tmp_path: Path
     leave_seeds(tmp_path, 3, 0.8)  # its other two have not begun
     expected = [("2", COMPLETED), ("1", "2 of 3 completed"), ("3", "1 of 3 completed")]
     assert table(tmp_path) == expected
-    best, _ = best_of(tmp_path, settings.read_runs(tmp_path))
+    best = best_of(tmp_path, settings.read_runs(tmp_path))
     assert best is not None
     assert best.first.folder.name == "lr=2,seed=0", "not the luckiest"
     assert (best.as_record["mean"], best.as_record["repetitions"]) == (pytest.approx(0.6), 3)

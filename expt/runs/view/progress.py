@@ -279,7 +279,7 @@ def _progress_bar(console: Console) -> Progress:
 def found_in(data: Mapping[str, Any]) -> list[str]:
     """Return lines on the samples that a run has found, and their features, by its record."""
     features = Features.read(data) if "inputs" in data else None
-    sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
+    sizes = {part: data.get(f"{part}_size") for part in tags.SPLITS}
     words = {"train": "train in an epoch (a stream)"} if data.get("is_uncounted") else {}
     samples = ", ".join(f"{n:,} {words.get(part, part)}" for part, n in sizes.items() if n)
     if not features or not samples:

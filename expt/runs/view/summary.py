@@ -31,6 +31,7 @@ from expt.runs.result import (
     result_of_any,
     whole_epochs,
 )
+from expt.runs.tags import SPLITS
 from expt.runs.view.text import (
     STALE,
     Console,
@@ -61,7 +62,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
