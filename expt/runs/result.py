@@ -275,13 +275,6 @@ def evaluated_tag(record: Record) -> str:
     return tags.metric("loss", (record.get("config") or {}).get("eval_split", "val"))
 
 
-def moment(record: Record, at: Mapping[str, Any]) -> str:
-    """Return when something was: an epoch, or a step where those are evaluated within epochs."""
-    config, step = record.get("config") or {}, at.get("step")
-    within = any(config.get(f"eval_every_{unit}") for unit in ("steps", "minutes"))
-    return f"step {step}" if within and step else f"epoch {at['epoch']}"
-
-
 def whole_epochs(record: Record) -> int:
     """Return how many epochs are done, those of the run that it is a fork of included."""
     before = record["forked_from"]["epoch"] if "forked_from" in record else 0

@@ -15,7 +15,7 @@ from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 from expt.runs.view.settings import Row, rows, rows_in_order
-from expt.runs.view.text import Console, cells, plain_table, say
+from expt.runs.view.text import Console, cells, field, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of
 
 NAMED = 3
@@ -145,12 +145,12 @@ def conclude_search(
         within = " and ".join(limit.text for limit in found.limits)
         broken = [run.folder.name for run in runs if found.breaks_limits(run)]
         others = f"; not {listed(broken, NAMED)}" if broken else ""
-        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
+        say(console, field("limits", f"{kept} of {len(runs)} runs keep {within}{others}"))
     if len(found.goals) > 1:
         front = found.front(runs)
         number = sum(len(row.runs) for row in front)
         of_all = f"{number} of {len(runs)} runs, which no other beats in all goals"
-        say(console, f"Pareto       {of_all}", "bold")
+        say(console, field("Pareto", of_all), "bold")
         table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
         for row in front:
             table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
@@ -158,8 +158,8 @@ def conclude_search(
             console.print(table)
     best = next(iter(found.ranked(runs)), None)
     if best is None:
-        say(console, "best         none yet: no run has measured all goals and kept all limits")
+        say(console, field("best", "none yet: no run has measured all goals and kept all limits"))
         return
     tag, value = found.goals[0].tag, found.means(best)[0]
-    say(console, f"best         {best.name}  {tag} {decimals(value)}", "bold green")
+    say(console, field("best", f"{best.name}  {tag} {decimals(value)}"), "bold green")
     say(console, f"      to train it: {again(best)}")

@@ -26,8 +26,6 @@ from expt.runs.paths import RunPaths
 
 STALE = "stale"
 """The mark of a run whose custom classes have other source now."""
-
-
 UNLIMITED = 100_000
 """The width of a file or a pipe [characters]."""
 _FOLDED = 18
@@ -140,6 +138,11 @@ def say(console: Console, text: str, style: str = "") -> None:
     """Print a line as it is; the terminal wraps a long one, so that a path in it can be copied."""
     console.print(Text(printable(text), style), soft_wrap=True)
     progress.said()
+
+
+def field(label: str, value: object) -> str:
+    """Return a line of a summary, in which values are below one another."""
+    return f"{label:<13}{value}"
 
 
 def setting(value: Any) -> str:
