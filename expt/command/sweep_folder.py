@@ -32,7 +32,7 @@ from expt.runs.found import FoundRun, results
 from expt.runs.overrides import folder_names, literal
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record, begun_at_step
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
@@ -248,7 +248,7 @@ def _asked(words: Sequence[str]) -> str:
 
 
 def _steps(record: Record) -> int:
-    before = record["forked_from"]["step"] if "forked_from" in record else 0
     epochs = len(record.get("epoch_s") or ())
-    done: int = record.get("steps") or before + epochs * record.get("steps_per_epoch", 0)
+    own = epochs * record.get("steps_per_epoch", 0)
+    done: int = record.get("steps") or begun_at_step(record) + own
     return done

@@ -6,12 +6,12 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from expt import signals
+from expt import machine, signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
@@ -27,9 +27,9 @@ from expt.runs.result import (
     RUNNING,
     STATUSES,
     Record,
-    cost_at_start,
     cost_until_now,
     create_result,
+    device_s,
     read_result,
     result_of_any,
     so_far,
@@ -124,7 +124,7 @@ class Attempt:
             **(_kept(earlier, "search", "rerun_of") if is_same else {}),
             **({} if until is None else {"until_epoch": until}),
             **self._lineage(source),
-            **cost_at_start(self.devices, earlier),
+            **_cost_at_start(self.devices, earlier),
             "started": time.time() - (time.monotonic() - request.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -156,6 +156,14 @@ class Attempt:
         if weights is not None and "weights_from" not in record:
             record["weights_from"] = begun_from(weights, request.identity.content.get("weights"))
         return record
+
+
+def _cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
+    """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
+    begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
+    if (metered := machine.energy_j(devices)) is not None:
+        begun["energy_j_before"] = earlier.get("energy_j", 0.0) - metered
+    return begun
 
 
 def _kept(record: Record, *keys: str) -> Record:

@@ -130,14 +130,6 @@ def candidates(last: Path) -> list[Path]:
     return found
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that nothing reads it; return its new name."""
-    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
-    new = next(name for name in names if not name.exists())
-    path.rename(new)
-    return new
-
-
 @contextlib.contextmanager
 def full_disk_in_words(path: Path) -> Iterator[None]:
     """Raise RunFailed where there is no space for `path`."""

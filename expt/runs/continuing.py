@@ -26,7 +26,7 @@ from expt.runs import checkpoint_file, lineage, metrics_file, provenance
 from expt.runs.checkpoint_file import candidates
 from expt.runs.named_checkpoint import Checkpoint, checkpoints, named, read, whole
 from expt.runs.overrides import joined, literal
-from expt.runs.paths import RunPaths, written
+from expt.runs.paths import RunPaths, set_aside, written
 from expt.runs.request import RunRequest
 from expt.runs.result import result_of_any
 
@@ -135,7 +135,7 @@ def _own(paths: RunPaths) -> Checkpoint | None:
         raise ConfigError(
             f"{damage}, and no {paths.result.name} says that a run is there; choose another folder"
         )
-    found = _first_whole(files, lambda file: f"set aside as {checkpoint_file.set_aside(file)}")
+    found = _first_whole(files, lambda file: f"set aside as {set_aside(file)}")
     if not found and (files or any(paths.checkpoints.glob(f"{paths.last.stem}*.corrupt*"))):
         raise CheckpointError(
             f"{paths.checkpoints}: every checkpoint there is damaged; put back a copy, or remove"
@@ -361,7 +361,7 @@ def _bring_bests(found: Checkpoint, before: Checkpoint | None, paths: RunPaths) 
     if bests and _is_of(paths.best, bests[0]):
         del wanted[0]
     elif paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
-        warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
+        warn(f"{damage}; set aside as {set_aside(paths.best)}")
     origin = found.paths
     known = [found.file]
     for newest in (paths.best, origin.best, origin.last):

@@ -18,7 +18,7 @@ from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, objective_value, result_of_any
+from expt.runs.result import Record, begun_at_step, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
 """Fields that no table shows, often the largest part of a record."""
@@ -157,7 +157,7 @@ class FoundRun:
 
     def _of_all_epochs(self, tag: str, last: float) -> float:
         """Return the highest memory, or the mean of a speed or a time over its own epochs."""
-        since = self.record["forked_from"]["step"] if "forked_from" in self.record else 0
+        since = begun_at_step(self.record)
         values = of_epochs(self.paths, tag, since_step=since)
         if tag.startswith("memory/"):
             return max(values.values(), default=last)

@@ -197,6 +197,14 @@ class RunPaths:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, so that nothing reads it; return its new name."""
+    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
+    new = next(name for name in names if not name.exists())
+    path.rename(new)
+    return new
+
+
 # JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
 # a float holds, which is read as such. The words stand for them while all else is written.
 _INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}

@@ -18,6 +18,7 @@ from expt.errors import CheckpointError, ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
 from expt.runs.lineage import fork_content
+from expt.runs.paths import set_aside
 from expt.training import random_state
 from tests.facade import Patch, checkpoint_state, request
 
@@ -152,6 +153,7 @@ BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
 from expt.runs.lineage import fork_content
+from expt.runs.paths import set_aside
 for number, asked in pickle.load(sys.stdin.buffer):
     print(Attempt(request=asked, number=number, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
@@ -224,7 +226,7 @@ def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
     for name in ("last", "best"):
         file = tmp_path / f"{name}.safetensors"
         checkpoint.save(file, {**RUN, checkpoint_file.PARTS: own})
-        checkpoint_file.set_aside(file)
+        set_aside(file)
     (tmp_path / "best.safetensors.corrupt").write_bytes(b"no checkpoint")
     (tmp_path / "step-2.parts").mkdir()
     checkpoint_file.remove_unnamed(tmp_path)
