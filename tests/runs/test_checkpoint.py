@@ -196,7 +196,7 @@ def described(folder: Path) -> dict[str, Any]:
     (folder / "step-3.parts").mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
         (folder / "step-3.parts" / name).write_text(name)
-    return checkpoint_file.described(folder / "step-3.parts")
+    return checkpoint_file.parts_in(folder / "step-3.parts")
 
 
 def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -209,16 +209,16 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     lost = source / "step-3.parts" / ".metadata"
     lost.rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match=rf"{lost} is missing, which holds a part of it"):
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
     assert not (target / "step-3.parts").exists()
     (tmp_path / "away").rename(lost)
     for _ in range(2):  # the second finds them there
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
     assert [path.name for path in target.iterdir()] == ["step-3.parts"]
-    assert checkpoint_file.described(target / "step-3.parts") == own
+    assert checkpoint_file.parts_in(target / "step-3.parts") == own
     checkpoint.save(last, {**RUN, checkpoint_file.PARTS: {**own, "folder": ".."}})
     with pytest.raises(CheckpointError, match="names parts outside of its folder"):
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
 
 
 def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:

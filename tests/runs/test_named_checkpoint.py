@@ -146,7 +146,7 @@ def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
     part = paths.checkpoints / "step-12.parts" / "__1_0.distcp"
     part.parent.mkdir(parents=True)
     part.write_text("whole")
-    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.described(part.parent)})
+    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.parts_in(part.parent)})
     source = Source("fork", read(paths.last))
     part.write_text("other")
     with pytest.raises(CheckpointError, match="a part of it, is truncated or damaged"):
