@@ -158,9 +158,9 @@ def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
     first, *others = steps
     if step == first and others and best.exists():  # until now the best
         keep_as(best, numbered(best, others[0]))
-    names = {first: best, **{other: numbered(best, other) for other in others}}
-    keep_as(last, names[step])
-    for file in {*candidates(best)} - {*names.values()}:
+    keep_as(last, best if step == first else numbered(best, step))
+    kept = {best, *(numbered(best, other) for other in others)}
+    for file in {*candidates(best)} - kept:
         file.unlink()
 
 
