@@ -100,7 +100,7 @@ class Dashboard:
         if self._pictures and self._review is not None and (self._reviews or is_last):
             before = self.spent_s
             with self._timed():
-                seen = self._review.gathered()
+                seen = self._review.gather()
                 self._pictures.draw(seen, split, self._events, self._position.step)
             self._pictures_s = self.spent_s - before
         if self._events:

@@ -97,7 +97,7 @@ def measure_weights(
     batches = build.with_beats(data, evaluation.split, worker, beat)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
-    seen = review.gathered() if review else None
+    seen = review.gather() if review else None
     if worker.rank == 0:
         about = _about(evaluation, state["position"], values, data)
         _show(values, about, paths, pictures, seen)
