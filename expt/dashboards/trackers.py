@@ -14,7 +14,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from expt.config.identity import hyperparameters
 from expt.config.schema import MLflow, Trackio, Wandb, without_password
@@ -33,10 +33,126 @@ from expt.runs.result import (
     read_result,
 )
 
+EPOCH = "epoch"
+"""The tag of the points that have a step's epoch."""
+_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
+"""Fields of a record that are tags."""
 KEY = "expt.key"
+"""The tag in MLflow by which a copy is found."""
 MAX_TEXT, MAX_METRICS = 5000, 1000
 """Characters of a parameter, and points of one request, as MLflow documents."""
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
+"""MLflow's words; any other status is KILLED."""
+INIT_S, FINISH_S = 10, 30
+"""Seconds that W&B gets to begin and to end."""
+KILLED = 255
+"""W&B's exit code of a run that was interrupted."""
+_EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
+_Named: TypeAlias = Sequence[tuple[str, Any]]
+"""Entries of one request, each with the name by which a warning calls it."""
+_refused = set[str]()
+"""Names of entries whose refusal was reported."""
+
+
+class Snapshot(NamedTuple):
+    """A run without its points."""
+
+    paths: RunPaths
+    record: Record
+    status: str
+    """The status in result.json, or lost."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder when it was made."""
+        return str(self.record.get("name") or self.paths.folder.absolute().name)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it is no longer running."""
+        return self.status != RUNNING
+
+    @property
+    def sweep(self) -> Path | None:
+        """The folder of its sweep."""
+        above = self.paths.folder.absolute().parent
+        return above if is_sweep(above) else None
+
+    @property
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """The configuration, flat; the typed settings, where the run was refused."""
+        return hyperparameters(self.record.get("config") or self.record.get("overrides") or {})
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Further facts of the run, as texts."""
+        record: Mapping[str, Any] = self.record
+        forked, begun = record.get("forked_from") or {}, record.get("weights_from") or {}
+        user = None
+        with contextlib.suppress(KeyError, OSError, ImportError):  # a container's nameless user
+            user = getpass.getuser()
+        found = {
+            "expt.folder": self.paths.folder.absolute(),
+            "expt.sweep": self.sweep.name if self.sweep else None,
+            "expt.status": self.status,
+            "expt.version": (record.get("versions") or {}).get("expt"),
+            "git.commit": (record.get("git") or {}).get("commit"),
+            "host": record.get("node"),
+            "user": user,
+            **{f"expt.fork.{key}": forked.get(key) for key in ("run", "identity", "step", "epoch")},
+            **{f"expt.weights.{key}": begun.get(key) for key in ("run", "identity")},
+            "expt.search.number": (record.get("search") or {}).get("number"),
+            **{f"expt.{key}": record.get(key) for key in _TAGGED},
+        }
+        return {key: str(value) for key, value in found.items() if value is not None}
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Results of the run other than the last value of each tag."""
+        record: Mapping[str, Any] = self.record
+        found = {
+            "objective": (record.get("objective") or {}).get("value"),
+            "best/epoch": (record.get("best") or {}).get("epoch"),
+            **{key: record.get(key) for key in ("samples_per_s", "first_step_s", "eval_s")},
+        }
+        known = {key: float(value) for key, value in found.items() if value is not None}
+        return {key: value for key, value in known.items() if math.isfinite(value)}
+
+    def files(self, *, checkpoints: bool) -> list[Path]:
+        """Return the files that a dashboard keeps of it."""
+        paths = self.paths
+        found = [paths.result, paths.metrics, *sorted(paths.hydra.glob("*.yaml"))]
+        if checkpoints:
+            found += [paths.best, paths.last]
+        return [path for path in found if path.is_file()]
+
+    def digest(self, *, checkpoints: bool) -> str:
+        """Return a text that changes where there is something else to send."""
+        stats = [(path.name, path.stat()) for path in self.files(checkpoints=False)]
+        sizes = [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
+        return json.dumps([self.status, checkpoints, sizes])
+
+
+def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:
+    """Return the run of a folder; None where there is none whose record can be read.
+
+    Whether a run that says running is lost is looked up if `even_lost`.
+    """
+    record = read_result(paths)
+    status = record.get("status", DAMAGED)
+    if status == DAMAGED:  # or there is none yet
+        return None
+    return Snapshot(paths, record, LOST if even_lost and is_lost(paths, record) else status)
+
+
+def with_epochs(points: Iterable[Point]) -> Iterator[Point]:
+    """Yield the points, and before the first of each step one that has the step's epoch."""
+    step = None
+    for point in points:
+        if point.step != step:
+            step = point.step
+            yield Point(point.step, point.epoch, EPOCH, float(point.epoch))
+        yield point
 
 
 class Copy(Protocol):
@@ -56,6 +172,44 @@ class Copy(Protocol):
 
     def leave(self) -> None:
         """Let go of a run that is still under way."""
+
+
+def _send(
+    named: _Named, send: Callable[[_Named], object], reach: Callable[[Exception], object]
+) -> None:
+    """Send these together, or else all that is not refused, and warn of the rest.
+
+    `reach` raises where nothing can be sent now.
+    """
+    try:
+        send(named)
+    except Exception as error:
+        reach(error)
+        if half := len(named) // 2:
+            for some in (named[:half], named[half:]):
+                _send(some, send, reach)
+        elif (key := named[0][0]) not in _refused:
+            _refused.add(key)
+            warn(f"{key}: the dashboard refuses its value ({in_a_line(error)}); all else is sent")
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return the innermost reason of a library's error, in a line."""
+    while (inner := error.__cause__ or error.__context__) is not None and str(inner):
+        error = inner
+    text = " ".join(without_password(str(error) or type(error).__name__).split())
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def _unsent(
+    points: Sequence[Point], state: dict[str, Any]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each step's points that `state` does not have, and then note them: they are sent."""
+    sent = state.setdefault("steps", {})
+    for step, row in itertools.groupby(points, key=lambda point: point.step):
+        if new := {each.tag: each.value for each in row if step > sent.get(each.tag, -1)}:
+            yield step, new
+            sent |= dict.fromkeys(new, step)
 
 
 class MLflowCopy(Copy):
@@ -171,59 +325,9 @@ def _unusable(uri: str) -> str:
     return ""
 
 
-_Named = Sequence[tuple[str, Any]]
-
-
-def _send(
-    named: _Named, send: Callable[[_Named], object], reach: Callable[[Exception], object]
-) -> None:
-    """Send these together, or else all that is not refused, and warn of the rest.
-
-    `reach` raises where nothing can be sent now.
-    """
-    try:
-        send(named)
-    except Exception as error:
-        reach(error)
-        if half := len(named) // 2:
-            for some in (named[:half], named[half:]):
-                _send(some, send, reach)
-        elif (key := named[0][0]) not in _REFUSED:
-            _REFUSED.add(key)
-            warn(f"{key}: the dashboard refuses its value ({in_a_line(error)}); all else is sent")
-
-
-_REFUSED = set[str]()
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return the innermost reason of a library's error, in a line."""
-    while (inner := error.__cause__ or error.__context__) is not None and str(inner):
-        error = inner
-    text = " ".join(without_password(str(error) or type(error).__name__).split())
-    return text if len(text) <= 160 else f"{text[:160]}..."
-
-
 def _name(tag: str) -> str:
     """Return the tag in the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", tag, flags=re.ASCII)[:250]
-
-
-INIT_S, FINISH_S = 10, 30
-KILLED = 255
-"""W&B's exit code of a run that was interrupted."""
-_EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
-
-
-def _unsent(
-    points: Sequence[Point], state: dict[str, Any]
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each step's points that `state` does not have, and then note them: they are sent."""
-    sent = state.setdefault("steps", {})
-    for step, row in itertools.groupby(points, key=lambda point: point.step):
-        if new := {each.tag: each.value for each in row if step > sent.get(each.tag, -1)}:
-            yield step, new
-            sent |= dict.fromkeys(new, step)
 
 
 class WandbCopy(Copy):
@@ -350,112 +454,3 @@ COPIES: dict[str, tuple[Any, Any]] = {
     "trackio": (Trackio, TrackioCopy),
 }
 """Each tracker's settings, and its `Copy`."""
-
-
-EPOCH = "epoch"
-
-
-class Snapshot(NamedTuple):
-    """A run without its points."""
-
-    paths: RunPaths
-    record: Record
-    status: str
-    """The status in result.json, or lost."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run's folder when it was made."""
-        return str(self.record.get("name") or self.paths.folder.absolute().name)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it is no longer running."""
-        return self.status != RUNNING
-
-    @property
-    def sweep(self) -> Path | None:
-        """The folder of its sweep."""
-        above = self.paths.folder.absolute().parent
-        return above if is_sweep(above) else None
-
-    @property
-    def settings(self) -> dict[str, bool | int | float | str]:
-        """The configuration, flat; the typed settings, where the run was refused."""
-        return hyperparameters(self.record.get("config") or self.record.get("overrides") or {})
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """Further facts of the run, as texts."""
-        record: Mapping[str, Any] = self.record
-        forked, search = record.get("forked_from") or {}, record.get("search") or {}
-        begun, user = record.get("weights_from") or {}, None
-        with contextlib.suppress(KeyError, OSError, ImportError):  # a container's nameless user
-            user = getpass.getuser()
-        found = {
-            "expt.folder": self.paths.folder.absolute(),
-            "expt.sweep": self.sweep.name if self.sweep else None,
-            "expt.status": self.status,
-            "expt.version": (record.get("versions") or {}).get("expt"),
-            "git.commit": (record.get("git") or {}).get("commit"),
-            "host": record.get("node"),
-            "user": user,
-            **{f"expt.fork.{key}": forked.get(key) for key in ("run", "identity", "step", "epoch")},
-            **{f"expt.weights.{key}": begun.get(key) for key in ("run", "identity")},
-            "expt.search.number": search.get("number"),
-            **{f"expt.{key}": record.get(key) for key in _TAGGED},
-        }
-        return {key: str(value) for key, value in found.items() if value is not None}
-
-    @property
-    def summary(self) -> dict[str, float]:
-        """Results of the run other than the last value of each tag."""
-        record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
-        found: dict[str, Any] = {
-            "objective": objective["value"] if objective else None,
-            "best/epoch": best["epoch"] if best else None,
-            **{key: record.get(key) for key in ("samples_per_s", "first_step_s", "eval_s")},
-        }
-        return {
-            key: float(value)
-            for key, value in found.items()
-            if value is not None and math.isfinite(value)
-        }
-
-    def files(self, *, checkpoints: bool) -> list[Path]:
-        """Return the files that a dashboard keeps of it."""
-        paths = self.paths
-        found = [paths.result, paths.metrics, *sorted(paths.hydra.glob("*.yaml"))]
-        found += [paths.best, paths.last] if checkpoints else []
-        return [path for path in found if path.is_file()]
-
-    def digest(self, *, checkpoints: bool) -> str:
-        """Return a text that changes where there is something else to send."""
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns)
-                 for path in self.files(checkpoints=False)]  # fmt: skip
-        return json.dumps([self.status, checkpoints, stats])
-
-
-_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
-
-
-def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:
-    """Return the run of a folder; None where there is none whose record can be read.
-
-    Whether a run that says running is lost is looked up if `even_lost`.
-    """
-    record = read_result(paths)
-    status = record.get("status", DAMAGED)
-    if status == DAMAGED:  # or there is none yet
-        return None
-    return Snapshot(paths, record, LOST if even_lost and is_lost(paths, record) else status)
-
-
-def with_epochs(points: Iterable[Point]) -> Iterator[Point]:
-    """Yield the points, and before the first of each step one that has the step's epoch."""
-    step = None
-    for point in points:
-        if point.step != step:
-            step = point.step
-            yield Point(point.step, point.epoch, EPOCH, float(point.epoch))
-        yield point
