@@ -39,6 +39,7 @@ from expt.runs.view.text import (
     cells,
     field,
     gpus_named,
+    number_of,
     plain_table,
     resume_command,
     say,
@@ -152,8 +153,8 @@ def epochs_done(result: Record) -> str:
 
 
 def _where(result: Record) -> str:
-    workers, devices = result.get("world_size", 1), result.get("devices")
-    return f"{workers} worker{'s' if workers > 1 else ''} on {gpus_named(devices)}"
+    workers = number_of("worker", result.get("world_size", 1))
+    return f"{workers} on {gpus_named(result.get('devices'))}"
 
 
 def _moment(record: Record, at: Mapping[str, Any]) -> str:

@@ -114,8 +114,14 @@ class PlainTable(Table):
 
 def gpus_named(devices: Sequence[str] | None) -> str:
     """Return the devices of a run's record, such as `GPUs 0, 1`."""
-    names = ", ".join(devices or ())
-    return f"GPU{'s' * (len(devices or ()) > 1)} {names}" if names else "the CPU"
+    if not devices:
+        return "the CPU"
+    return f"{'GPU' if len(devices) == 1 else 'GPUs'} {', '.join(devices)}"
+
+
+def number_of(noun: str, number: int) -> str:
+    """Return a number with its noun, such as `1 run` and `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def cells(*values: object) -> list[Text]:
