@@ -183,6 +183,11 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words: `1 run`, `3 runs`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def listed(names: Iterable[str], most: int = 8, between: str = ", ") -> str:
     """Return the first of the names, and how many more there are."""
     found = list(names)

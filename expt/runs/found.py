@@ -161,11 +161,10 @@ class FoundRun:
         values = of_epochs(self.paths, tag, since_step=since)
         if tag.startswith("memory/"):
             return max(values.values(), default=last)
-        seconds = of_epochs(self.paths, tags.EPOCH_S, since_step=since)
-        # A speed's mean is weighted by time: all samples by all seconds.
-        weights = {
-            epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values
-        }
+        weights = dict.fromkeys(values, 1.0)
+        if tag == tags.SAMPLES_PER_S:  # weighted by time: all samples by all seconds
+            seconds = of_epochs(self.paths, tags.EPOCH_S, since_step=since)
+            weights = {epoch: seconds.get(epoch, 0.0) for epoch in values}
         total = sum(weights.values())
         return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
@@ -176,7 +175,9 @@ class FoundRun:
 
 def results(folder: Path) -> Iterator[FoundRun]:
     """Yield the runs of a sweep's folder by name, their records without LEFT_OUT."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
         if (run := FoundRun.at(path)).record:
             for key in LEFT_OUT:
                 run.record.pop(key, None)  # type: ignore[misc]  # not a literal
@@ -221,7 +222,8 @@ def without_copies(runs: Iterable[FoundRun]) -> tuple[list[FoundRun], dict[Path,
     to an equal one, for each resume has its own beginning. The one under its own name counts, else
     the first: a folder that was only renamed is not a copy.
     """
-    runs, equal = list(runs), dict[tuple[object, object], list[FoundRun]]()
+    runs = list(runs)
+    equal = dict[tuple[object, object], list[FoundRun]]()
     for run in runs:
         identity = run.record.get("identity")
         for shared in filter(None, (run.record.get("started"), identity and run.folder.parent)):
@@ -237,5 +239,7 @@ def without_copies(runs: Iterable[FoundRun]) -> tuple[list[FoundRun], dict[Path,
 def describe_copies(copies: Mapping[Path, Path]) -> str:
     """Return a line that names the first of the copies, which do not count."""
     names = [f"{folder.name} (of {kept.name})" for folder, kept in sorted(copies.items())]
-    what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
-    return f"{what} not count: {', '.join([*names[:_NAMED], *['...'] * (len(names) > _NAMED)])}"
+    are = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
+    if len(names) > _NAMED:
+        names[_NAMED:] = ["..."]
+    return f"{are} not count: {', '.join(names)}"

@@ -116,10 +116,11 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
-        ranked = by_objective(run for run in results(path) if run.paths.best.is_file())
-        at = f"@{which}" if which else ""
-        such = f", such as '{word}=\"{ranked[0].folder}{at}\"'" if ranked else ""
-        such += f", which is the best by its own {ranked[0].objective}" if ranked else ""
+        such = ""
+        if ranked := by_objective(run for run in results(path) if run.paths.best.is_file()):
+            at = f"@{which}" if which else ""
+            such = f", such as '{word}=\"{ranked[0].folder}{at}\"', which is the best by its own"
+            such += f" {ranked[0].objective}"
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
         around = path.parent.glob("*") if path.parent.is_dir() else ()
@@ -136,7 +137,9 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     Raises ConfigError if none is there and undamaged.
     """
     damage = None
-    for found in (each for each in checkpoints(run) if each.is_meant(which)):
+    for found in checkpoints(run):
+        if not found.is_meant(which):
+            continue
         try:
             checkpoint_file.read_steady(found.file, checkpoint_file.check)
             return found
@@ -147,10 +150,11 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     listed = reversed([*checkpoints(run)])
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
     names = ", ".join(str(there[step]) for step in sorted(there))
-    what, key = damage or f"{run} has no checkpoint {which}", f"{word}=" if word else ""
+    key = f"{word}=" if word else ""
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
     others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "there is no other"
-    raise ConfigError(f"{key}{given}: {what}; {others}")
+    problem = damage or f"{run} has no checkpoint {which}"
+    raise ConfigError(f"{key}{given}: {problem}; {others}")
 
 
 class Weights(NamedTuple):

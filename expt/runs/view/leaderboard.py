@@ -131,4 +131,6 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -228,7 +228,9 @@ class RunDisplay:
                 if not tag.startswith(tags.RUNNING) and tag != tags.RUNNING_SAMPLES_PER_S
             }
         epoch, step = f"{line.epoch}/{state.epochs}", f"step {line.step}/{state.total_steps}"
-        words = [*in_words(values, state.noun), *["best"] * line.is_best]
+        words = in_words(values, state.noun)
+        if line.is_best:
+            words.append("best")
         if not self._console.is_terminal:
             words = [step, *words, *(self._left() if left else [])]
         else:  # lines of epochs are below one another, and the bar has the time that is left
@@ -270,9 +272,10 @@ def waiting_for(devices: Sequence[str]) -> str:
 
 def _progress_bar(console: Console) -> Progress:
     label = TextColumn("{task.description}", markup=False)
-    bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
     text = TextColumn("{task.fields[text]}", markup=False, table_column=Column())  # may be wrapped
-    columns = (label, *bar, MofNCompleteColumn(), text)
+    columns = [label, MofNCompleteColumn(), text]
+    if console.width >= WIDE:
+        columns.insert(1, BarColumn(bar_width=BAR))
     return Progress(*columns, console=console, refresh_per_second=10)
 
 
@@ -341,9 +344,10 @@ class Printed:
             read = self._read.get(log, 0)
             try:
                 size = log.stat().st_size
-                read *= read <= size  # else it was of an attempt that was taken back
                 if size == read:
                     continue
+                if size < read:  # it was of an attempt that was taken back
+                    read = 0
                 with log.open("rb") as file:
                     file.seek(read)
                     text = file.read(MAX_LAST_BYTES if last else MAX_BYTES)

@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from expt.config import own_code
 from expt.config.kinds import metrics_of
-from expt.errors import decimals, printable
+from expt.errors import counted, decimals, printable
 from expt.features import noun_of
 from expt.runs import provenance
 from expt.runs.found import FoundRun
@@ -39,7 +39,6 @@ from expt.runs.view.text import (
     cells,
     field,
     gpus_named,
-    number_of,
     plain_table,
     resume_command,
     say,
@@ -153,7 +152,7 @@ def epochs_done(result: Record) -> str:
 
 
 def _where(result: Record) -> str:
-    workers = number_of("worker", result.get("world_size", 1))
+    workers = counted(result.get("world_size", 1), "worker")
     return f"{workers} on {gpus_named(result.get('devices'))}"
 
 

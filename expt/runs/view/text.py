@@ -119,11 +119,6 @@ def gpus_named(devices: Sequence[str] | None) -> str:
     return f"{'GPU' if len(devices) == 1 else 'GPUs'} {', '.join(devices)}"
 
 
-def number_of(noun: str, number: int) -> str:
-    """Return a number with its noun, such as `1 run` and `2 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def cells(*values: object) -> list[Text]:
     """Return cells of a rich table, in which markup and escape sequences are plain text."""
     return [Text(printable(str(value))) for value in values]

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from expt.errors import ConfigError, listed, require
+from expt.errors import ConfigError, counted, listed, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
 from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows, seed_and_fold
-from expt.runs.view.text import cells, number_of, plain_table, setting
+from expt.runs.view.text import cells, plain_table, setting
 
 NAMED = 3
 """The largest number of settings that a line names."""
@@ -68,9 +68,7 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     sign = 1 if falls(metric, runs) else -1
     found = rows(runs)
     values = [_values(row, metric) for row in found]
-    finite = [
-        {key: value for key, value in each.items() if math.isfinite(value)} for each in values
-    ]
+    finite = [{key: x for key, x in each.items() if math.isfinite(x)} for each in values]
     seeds = [len(each) for each in finite]
     compared = [index for index, number in enumerate(seeds) if number]
     if not any(values):
@@ -98,19 +96,14 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
         level = LEVEL * raw[pair] / p if p else LEVEL / len(raw)
         tested = _test(finite[best], finite[other], level)
         low, high = sorted(sign * end + 0.0 for end in (tested.low, tested.high))
-        return Verdict(
-            found[other],
-            seeds=len(finite[best].keys() & finite[other]),
-            lead=sign * tested.lead + 0.0,
-            low=low,
-            high=high,
-            p=min(p, 1.0),  # in this order nan stays
-        )
+        common = len(finite[best].keys() & finite[other])
+        # In this order nan stays.
+        return Verdict(found[other], common, sign * tested.lead + 0.0, low, high, min(p, 1.0))
 
-    known = sum(not math.isnan(p) for p in raw.values())
+    known = counted(sum(not math.isnan(p) for p in raw.values()), "comparison")
     notes = [
         "lead and interval compare each row with the best, by runs of the same seed; interval and p"
-        f" are of a paired t-test, corrected (Holm) for {number_of('comparison', known)}"
+        f" are of a paired t-test, corrected (Holm) for {known}"
     ]
     is_unequal = len({frozenset(finite[index]) for index in compared}) > 1
     notes += _notes_of_seeds(found, seeds, found[best], is_unequal=is_unequal)
@@ -145,7 +138,7 @@ def _note_of_first_row(row: Row, seeds: int, metric: str) -> str:
     if metric != row.objective:
         why = f"that is by {row.objective}, and this by {metric}"
     elif seeds < 2:
-        why = f"it has {number_of('seed', seeds)}, and a verdict needs two"
+        why = f"it has {counted(seeds, 'seed')}, and a verdict needs two"
     else:
         why = "it has a value that is not finite, or a seed twice"
     return f"the first row of the leaderboard is {row.name}: {why}"
