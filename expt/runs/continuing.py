@@ -52,12 +52,10 @@ class Source(NamedTuple):
         run, step = shlex.quote(str(self.checkpoint.run)), self.checkpoint.step
         settings, then = shown(config), self.checkpoint.config
         kept = [_typed(key, settings) for key in self.changed(config)]  # it has all others
-        lengths = fork.least_lengths(config) or {
-            key: settings[key]
-            for key in ("epochs", "max_steps")
-            if settings[key] and settings[key] != then.get(key)
-        }
-        words = [f"fork={run}@{step}", *kept, *(f"{key}={n}" for key, n in lengths.items())]
+        longer = {key: settings[key] for key in ("epochs", "max_steps")}
+        longer = {key: n for key, n in longer.items() if n not in (None, then.get(key))}
+        lengths = (fork.least_lengths(config) or longer).items()
+        words = [f"fork={run}@{step}", *kept, *(f"{key}={n}" for key, n in lengths)]
         return f"begin another run from there by {' '.join(words)}"
 
     def by_weights(self) -> str:
@@ -66,20 +64,13 @@ class Source(NamedTuple):
         return f"begin a new run from what fits of its weights by weights={run}@last"
 
     def least_lengths(self, config: RunConfig) -> dict[str, int]:
-        """Return the least `epochs` and `max_steps` from this checkpoint on, of those below them.
-
-        A fork must have something left to train.
-        """
+        """Return the least values of `epochs` and `max_steps`, of those that are below them."""
         found = self.checkpoint
         least = {"epochs": found.epoch, "max_steps": found.step}
-        if self.rule == "fork":
+        if self.rule == "fork":  # which trains further
             least = {"epochs": found.epochs_done + 1, "max_steps": found.step + 1}
         asked = {key: getattr(config, key) for key in least}
-        return {
-            key: number
-            for key, number in least.items()
-            if asked[key] is not None and asked[key] < number
-        }
+        return {key: n for key, n in least.items() if asked[key] is not None and asked[key] < n}
 
     def changed(self, config: RunConfig) -> list[str]:
         """Return the keys that differ from the checkpoint's run though they must not."""
@@ -159,10 +150,7 @@ def _elsewhere(given: Path) -> Checkpoint:
 
 
 def _first_whole(files: Iterable[Path], pass_over: Callable[[Path], str]) -> Checkpoint | None:
-    """Return the first checkpoint that is whole, and warn of damaged ones before it.
-
-    `pass_over` is called for each of these, and returns what it has done.
-    """
+    """Return the first whole checkpoint; `pass_over` damaged ones, with a warning in its words."""
     for file in files:
         if (damage := checkpoint_file.damage_of(file)) is None:
             return read(file)
@@ -290,10 +278,10 @@ def _to_train_further(config: RunConfig, found: Checkpoint) -> Checkpoint:
     if config.total_steps(found.state["steps_per_epoch"], offset) <= found.step:
         return found
     path = found.paths.before_end
-    if path.is_file() and (damage := checkpoint_file.damage_of(path)):
-        warn(f"{damage}; the run continues from its end, at {found}")
-        return found
-    return _before_end(found) or found
+    if not path.is_file() or (damage := checkpoint_file.damage_of(path)) is None:
+        return _before_end(found) or found
+    warn(f"{damage}; the run continues from its end, at {found}")
+    return found
 
 
 def _before_end(found: Checkpoint) -> Checkpoint | None:

@@ -26,8 +26,7 @@ OTHER_VERSION = (
 def record_to_continue(config: RunConfig, paths: RunPaths | None = None) -> Record:
     """Return the record of the run that is continued; empty where a run begins.
 
-    That is the one in its own folder `paths`, if it has a checkpoint, or the one that `resume`
-    names.
+    It is in the folder `paths`, if that has a checkpoint, or the one that `resume` names.
     """
     if paths and (checkpoint_file.candidates(paths.last) or paths.forked.exists()):
         return result_of_any(paths)
@@ -71,10 +70,8 @@ def fork_content(config: RunConfig, before: Record) -> Content:
         raise
     if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
         warn(f"fork={config.fork}: the run is still under way; it is forked at step {step}")
-    return {
-        "fork": f"{record['identity']}@{step}",
-        "seedless_fork": f"{record['seedless_identity']}@{step}",
-    }
+    of, seedless = record["identity"], record["seedless_identity"]
+    return {"fork": f"{of}@{step}", "seedless_fork": f"{seedless}@{step}"}
 
 
 def fork_checkpoint(given: str, step: str = "") -> Checkpoint:
@@ -90,16 +87,11 @@ def fork_parent(given: str) -> Record:
     if record.get("version", VERSION) != VERSION:
         raise ConfigError(f"fork={given}: {OTHER_VERSION}")
     if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
-        raise ConfigError(f"fork={given}: {_why_no_parent(Path(given), run)}")
+        if not Path(given).is_file():
+            raise ConfigError(f"fork={given}: {no_run(run)}")
+        alone = f"has no run around it; its weights alone are taken by weights={given}"
+        raise ConfigError(f"fork={given}: {checkpoint_file.damage_of(Path(given)) or alone}")
     return record
-
-
-def _why_no_parent(given: Path, run: Path) -> str:
-    if not given.is_file():
-        return no_run(run)
-    if damage := checkpoint_file.damage_of(given):
-        return str(damage)
-    return f"has no run around it; its weights alone are taken by weights={given}"
 
 
 def fork_entry(config: RunConfig, found: Checkpoint) -> Forked:

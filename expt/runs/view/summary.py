@@ -248,15 +248,11 @@ def print_ancestry(console: Console, runs: Sequence[FoundRun]) -> None:
 
 def _origin(begun: Begun) -> str:
     """Return the run or file of first weights, and which of its checkpoints."""
-    details = list[str]()
-    if which := begun.get("which"):
-        details.append(which)
-    if begun.get("epoch") is not None:
-        details.append(f"epoch {begun['epoch']}")
-    if begun.get("average"):
-        details.append("moving average")
-    about = f" ({', '.join(details)})" if details else ""
-    return shown_path(Path(begun.get("run") or begun["file"])) + about
+    epoch = f"epoch {begun['epoch']}" if begun.get("epoch") is not None else None
+    average = "moving average" if begun.get("average") else None
+    details = ", ".join(filter(None, (begun.get("which"), epoch, average)))
+    file = shown_path(Path(begun.get("run") or begun["file"]))
+    return f"{file} ({details})" if details else file
 
 
 def print_forks(console: Console, runs: Sequence[FoundRun]) -> None:
