@@ -21,7 +21,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
 from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
-from expt.runs.named_checkpoint import named
+from expt.runs.named_checkpoint import run_named
 from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
 from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.result import Record
@@ -124,7 +124,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
         return settings, []
     known = Parents(Path(folder) if sweep and folder is not None else None)
     values = [value for value in forked if not known.has(value)]
-    runs = [RunPaths(named("fork", value)[0]) for value in values]
+    runs = [RunPaths(run_named("fork", value)[0]) for value in values]
     for run in runs:
         kept_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []

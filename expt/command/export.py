@@ -10,7 +10,7 @@ from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.errors import ConfigError, require
-from expt.runs.named_checkpoint import found, run_and_which
+from expt.runs.named_checkpoint import run_and_which, trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import Console, elapsed, say, shown_path
 
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     add("--force", action="store_true", help="overwrite an existing file")
     asked = vars(parser.parse_args(list(words)))
     run, which = run_and_which(asked.pop("run"), asked.pop("which"))
-    found(run, which)
+    trained_run(run, which)
     kind = asked.pop("format")
     file = _file(run, kind, asked.pop("output"), force=asked["force"])
     if not (tolerance := asked["tolerance"]) > 0:

@@ -14,7 +14,7 @@ from expt.data.cache import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
 from expt.runs import lineage
-from expt.runs.named_checkpoint import chosen
+from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import Record
@@ -55,7 +55,7 @@ def _of_weights(config: RunConfig) -> str | None:
     if config.weights is None:
         return None
     try:
-        return of_content([chosen(config.weights).file], "weights")
+        return of_content([weights_named(config.weights).file], "weights")
     except ConfigError:
         if config.resume is not None:  # its checkpoint has the trained ones
             return None

@@ -24,7 +24,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, lineage, metrics_file, provenance
 from expt.runs.checkpoint_file import candidates
-from expt.runs.named_checkpoint import Checkpoint, checkpoints, named, read, whole
+from expt.runs.named_checkpoint import Checkpoint, checkpoint_named, checkpoints, read, run_named
 from expt.runs.overrides import joined, literal
 from expt.runs.paths import RunPaths, set_aside, written
 from expt.runs.request import RunRequest
@@ -141,9 +141,9 @@ def _elsewhere(given: Path) -> Checkpoint:
         if damage := checkpoint_file.damage_of(given):
             raise ConfigError(f"resume={given}: {damage}; give another checkpoint")
         return read(given)
-    run, which = named("resume", str(given))
+    run, which = run_named("resume", str(given))
     if which:
-        return whole("resume", str(given), run, which)
+        return checkpoint_named("resume", str(given), run, which)
     if found := _first_whole(candidates(RunPaths(run).last), lambda _: "passed over"):
         return found
     raise ConfigError(f"resume={given}: it has no checkpoint that is whole; give another run")

@@ -14,7 +14,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.runs import checkpoint_file
-from expt.runs.named_checkpoint import WHICH, Checkpoint, named, no_run, whole
+from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoint_named, no_run, run_named
 from expt.runs.paths import RunPaths
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
@@ -32,7 +32,7 @@ def record_to_continue(config: RunConfig, paths: RunPaths | None = None) -> Reco
         return result_of_any(paths)
     with contextlib.suppress(ConfigError):  # the error there is reported later
         if config.resume not in (None, "auto"):
-            return result_of_any(RunPaths(named("resume", str(config.resume))[0]))
+            return result_of_any(RunPaths(run_named("resume", str(config.resume))[0]))
     return Record()
 
 
@@ -68,7 +68,7 @@ def fork_content(config: RunConfig, before: Record) -> Content:
         if config.resume is not None:  # its own checkpoint has continued it
             return {}
         raise
-    if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
+    if record.get("status") == RUNNING and (run_named("fork", config.fork)[1] or "last") in WHICH:
         warn(f"fork={config.fork}: the run is still under way; it is forked at step {step}")
     of, seedless = record["identity"], record["seedless_identity"]
     return {"fork": f"{of}@{step}", "seedless_fork": f"{seedless}@{step}"}
@@ -76,13 +76,13 @@ def fork_content(config: RunConfig, before: Record) -> Content:
 
 def fork_checkpoint(given: str, step: str = "") -> Checkpoint:
     """Return the checkpoint that `fork=given` names, or that run's of a `step`, if one is given."""
-    run, which = named("fork", given)
-    return whole("fork", given, run, step or which or "last")
+    run, which = run_named("fork", given)
+    return checkpoint_named("fork", given, run, step or which or "last")
 
 
 def fork_parent(given: str) -> Record:
     """Return the record of the run that `fork=given` names. Raises ConfigError for none."""
-    run, _ = named("fork", given)
+    run, _ = run_named("fork", given)
     record = result_of_any(RunPaths(run))
     if record.get("version", VERSION) != VERSION:
         raise ConfigError(f"fork={given}: {OTHER_VERSION}")

@@ -93,7 +93,7 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
             continue
 
 
-def parted(given: str, key: str = "") -> tuple[Path, str]:
+def split_name(given: str, key: str = "") -> tuple[Path, str]:
     """Return the folder or file of `RUN`, `RUN@best`, `RUN@40`, ..., and the part after the @.
 
     That is the name of a checkpoint's file, a step, epoch:N, or "". Raises ConfigError for another.
@@ -107,12 +107,12 @@ def parted(given: str, key: str = "") -> tuple[Path, str]:
     return Path(folder), which
 
 
-def named(word: str, given: str) -> tuple[Path, str]:
-    """Return the run that `word=given` names, and the checkpoint, as `parted`.
+def run_named(word: str, given: str) -> tuple[Path, str]:
+    """Return the run that `word=given` names, and the checkpoint, as `split_name`.
 
     Raises ConfigError for a path that is no folder of a run.
     """
-    path, which = parted(given, f"{word}=")
+    path, which = split_name(given, f"{word}=")
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
@@ -131,7 +131,7 @@ def named(word: str, given: str) -> tuple[Path, str]:
     return path, which
 
 
-def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
+def checkpoint_named(word: str, given: str, run: Path, which: str) -> Checkpoint:
     """Return the checkpoint `which` of a run, that `word=given` or `given` names.
 
     Raises ConfigError if none is there and undamaged.
@@ -165,17 +165,17 @@ class Weights(NamedTuple):
     """The folder of the run that wrote it; None for a file of another program's."""
 
 
-def chosen(given: str) -> Weights:
+def weights_named(given: str) -> Weights:
     """Return a file, or a run's best checkpoint or else the last, or the one after the @.
 
     Raises ConfigError for anything else.
     """
-    run, which = named("weights", given)
+    run, which = run_named("weights", given)
     paths = RunPaths(run)
     if (file := Path(given)).is_file():
         return Weights(file, run if paths.result.exists() else None)
     which = which or ("best" if paths.best.is_file() else "last")
-    return Weights(whole("weights", given, run, which).file, run)
+    return Weights(checkpoint_named("weights", given, run, which).file, run)
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -184,7 +184,7 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     Warns where the run that writes them is under way: its present file is loaded.
     """
     try:
-        file, run = chosen(given)
+        file, run = weights_named(given)
     except ConfigError:  # a resumed run has no need of them
         return {"file": given, "identity": None}
     begun: Begun = {"file": str(file), "identity": None, "checksum": checksum}
@@ -197,17 +197,17 @@ def begun_from(given: str, checksum: str | None) -> Begun:
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, str]:
-    """Return the run of `given`, see `parted`, and which checkpoint is meant, the best by default.
+    """Return the run of `given` and which checkpoint is meant, the best by default.
 
     Raises ConfigError where `which` names another one.
     """
-    folder, named = parted(str(given))
-    if named and which not in (None, named):
+    folder, own = split_name(str(given))
+    if own and which not in (None, own):
         raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
-    return folder, named or which or "best"
+    return folder, own or which or "best"
 
 
-def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
+def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     """Return the record of the run in a folder, and the file of a checkpoint; see run_and_which.
 
     Raises ConfigError where there is no run that has begun to train, or not that checkpoint.
@@ -218,7 +218,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
-    return record, whole("", f"{run}@{which}", paths.folder, which).file
+    return record, checkpoint_named("", f"{run}@{which}", paths.folder, which).file
 
 
 def no_run(folder: Path) -> str:
