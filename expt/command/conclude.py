@@ -14,8 +14,7 @@ from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
 from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
-from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
 from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s

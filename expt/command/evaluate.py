@@ -12,8 +12,7 @@ from expt.command.words import Parser, positive
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
-from expt.runs.found import results, without_copies
-from expt.runs.grid import in_newest
+from expt.runs.found import in_newest, results, without_copies
 from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest

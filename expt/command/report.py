@@ -15,8 +15,7 @@ from expt.command.conclude import conclude, describe_hidden, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun, without_copies
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, in_newest, without_copies
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, LOST
 from expt.runs.view import verdict

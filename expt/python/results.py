@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, decimals, did_you_mean
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun, results
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, in_newest, results
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html

@@ -1,15 +1,18 @@
-"""Runs that are found in folders: their values, their ranking, and copies among them."""
+"""Runs that are found in folders: their values and ranking, and those that do not count."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import TypedDict
 
 from expt.config.identity import hyperparameters
 from expt.config.keys import flat
@@ -17,7 +20,7 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
-from expt.runs.paths import RunPaths
+from expt.runs.paths import GRID_RECORD, RunPaths, dumps, write_atomically
 from expt.runs.result import Record, begun_at_step, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
@@ -243,3 +246,38 @@ def describe_copies(copies: Mapping[Path, Path]) -> str:
     if len(names) > _NAMED:
         names[_NAMED:] = ["..."]
     return f"{are} not count: {', '.join(names)}"
+
+
+class GridRecord(TypedDict, total=False):
+    """The content of grid.json."""
+
+    repetitions: int
+    """How many seeds and folds it has for each setting."""
+    left_out: list[str]
+    """The names of earlier runs that it corrects."""
+
+
+def read_grid(folder: Path) -> GridRecord:
+    """Return the record of a sweep's newest grid; nothing where there is none to be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / GRID_RECORD).read_bytes())
+        if isinstance(found, dict):
+            repetitions, left_out = found.get("repetitions"), found.get("left_out")
+            return GridRecord(
+                repetitions=repetitions if isinstance(repetitions, int) else 1,
+                left_out=left_out if isinstance(left_out, list) else [],
+            )
+    return GridRecord()
+
+
+def write_grid(folder: Path, grid: GridRecord) -> None:
+    """Keep the record of the newest grid, if the disk has room: without it more is shown."""
+    with contextlib.suppress(OSError):
+        write_atomically(folder / GRID_RECORD, dumps(grid) + "\n")
+
+
+def in_newest(folder: Path, runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[FoundRun]]:
+    """Return the runs of a sweep's folder without those that its grid corrects, and these."""
+    hidden = {folder.absolute() / name for name in read_grid(folder).get("left_out", ())}
+    left_out = [run for run in runs if run.folder.absolute() in hidden]
+    return [run for run in runs if run not in left_out], left_out

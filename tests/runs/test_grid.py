@@ -14,7 +14,7 @@ import expt
 from expt.command import report, terminal
 from expt.errors import ConfigError
 from expt.python.results import Runs
-from expt.runs.grid import read_grid
+from expt.runs.found import read_grid
 from expt.runs.paths import GRID_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard, settings

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.config.identity import REPEATED
-from expt.runs.found import FoundRun, results
-from expt.runs.grid import read_grid
+from expt.runs.found import FoundRun, read_grid, results
 from expt.runs.paths import is_sweep
 from expt.runs.result import COMPLETED, PRUNED
 from expt.runs.view.listing import chosen, falls, ordered, parts_of, values_of
