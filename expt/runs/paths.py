@@ -24,6 +24,11 @@ SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
 GRID_RECORD = "grid.json"
 """The record of a sweep's newest grid."""
+PATIENCE_S = 1.0
+"""The wait for the workers of a command that has just been killed."""
+# JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
+# a float holds, which is read as such. The words stand for them while all else is written.
+_INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
 
 
 def make_unused_folder(name: str) -> str:
@@ -205,11 +210,6 @@ def set_aside(path: Path) -> Path:
     return new
 
 
-# JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
-# a float holds, which is read as such. The words stand for them while all else is written.
-_INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
-
-
 def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
     """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
 
@@ -271,10 +271,6 @@ def _without_infinite(content: Any) -> Any:
     if not isinstance(content, float) or math.isfinite(content):
         return content
     return None if math.isnan(content) else f"\0{content}"
-
-
-PATIENCE_S = 1.0
-"""The wait for the workers of a command that has just been killed."""
 
 
 class FolderLock:

@@ -37,6 +37,7 @@ MOST_HEADER = 100_000_000
 BLOCK = 2**22
 _KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "a pickle"}
 """Files that are taken for checkpoints, by their first bytes."""
+_whole = set[tuple[int, int]]()  # files that were checked: one, or a link to it, is read once
 Decoders = Mapping[str, Callable[[Any], Any]]
 _DECODERS: Decoders = {
     **{f"${kind.__name__}": kind for kind in (tuple, set, frozenset, float, dict)},
@@ -225,9 +226,6 @@ def _tensors(entries: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
         change = "truncated" if len(data) < end else "longer than it was written"
         raise _Wrong(f"is {change}: its tensors have {len(data):,} bytes, and not {end:,}")
     return found
-
-
-_whole = set[tuple[int, int]]()  # files that were checked: one, or a link to it, is read once
 
 
 def check(path: Path) -> None:
