@@ -80,7 +80,8 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     for path in files:
-        content, place = path.read_bytes(), 0
+        content = path.read_bytes()
+        place = 0
         while place < len(content):
             # the length, a checksum of four bytes, the event, and another checksum
             length = int.from_bytes(content[place : place + 8], "little")

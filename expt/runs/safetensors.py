@@ -70,14 +70,16 @@ def write(
     Each has a dtype, a shape, and a function that returns its numbers in C order.
     """
     ordered = sorted(tensors.items(), key=lambda item: -SIZES[item[1][0]])  # so each is aligned
-    entries, end = dict[str, Any](), 0
+    entries = dict[str, Any]()
+    end = 0
     for name, (dtype, shape, _) in ordered:
         begin, end = end, end + math.prod(shape) * SIZES[dtype]
         entries[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, end]}
     metadata = {"format": "pt", **{key: _dumped(value) for key, value in state.items()}}
     rest = f'",{_dumped(metadata)[1:]}' + (f",{_dumped(entries)[1:]}" if entries else "}")
     size = len(MARK) + 8 * (1 + len(ordered)) + len(rest)
-    rest, size = rest + " " * (-size % 8), size + -size % 8
+    padding = -size % 8
+    rest, size = rest + " " * padding, size + padding
     if size > MOST_HEADER:
         raise ConfigError(
             f"a checkpoint: its state without tensors takes {size:,} bytes, and at most"
