@@ -43,11 +43,11 @@ class SearchRecord(NamedTuple):
 
         One that lacks repetitions comes after all others.
         """
-        return sorted(self._reached(runs), key=lambda row: not row.is_whole)
+        return sorted((row for _, row in self._reached(runs)), key=lambda row: not row.is_whole)
 
     def front(self, runs: Sequence[FoundRun]) -> list[Row]:
         """Return the Pareto front of the settings, sorted by the first goal."""
-        reached = [(self._costs(row), row) for row in self._reached(runs)]
+        reached = self._reached(runs)
 
         def is_beaten(costs: Sequence[float]) -> bool:
             others = (each for each, _ in reached if each != costs)
@@ -65,14 +65,12 @@ class SearchRecord(NamedTuple):
         every = zip(self.goals, zip(*costs, strict=True), strict=True)
         return [goal.cost(statistics.fmean(each)) for goal, each in every]
 
-    def _reached(self, runs: Sequence[FoundRun]) -> list[Row]:
-        """Return the settings with repetitions that may all be the best, lowest costs first."""
+    def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], Row]]:
+        """Return the settings whose repetitions may be the best, with costs, the lowest first."""
         found = [row for row in rows_in_order(runs) if row.counted]
         found = [row for row in found if all(map(self.may_be_best, row.counted))]
-        return sorted(found, key=lambda row: (self._costs(row), row.first.number))
-
-    def _costs(self, row: Row) -> list[float]:
-        return costs_of(self.goals, self.means(row))
+        reached = [(costs_of(self.goals, self.means(row)), row) for row in found]
+        return sorted(reached, key=lambda pair: (pair[0], pair[1].first.number))
 
 
 def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
