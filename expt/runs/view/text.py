@@ -17,7 +17,7 @@ from typing import Any
 import rich.console
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from expt import progress
@@ -95,18 +95,13 @@ class PlainTable(Table):
                 parts.append(first)
             parts[-1] = [*parts[-1], at]
         for part in parts:
-            spare, widths = max(0, room - needs(part)), dict[int, int]()
+            columns = list[Column]()
+            spare = max(0, room - needs(part))
             for at in part:
-                widths[at] = min(whole[at], least[at] + spare)
-                spare -= widths[at] - least[at]
-            columns = (
-                dataclasses.replace(
-                    self.columns[at],
-                    no_wrap=(is_whole := width == whole[at]),
-                    max_width=None if is_whole else width,
-                )
-                for at, width in widths.items()
-            )
+                width = min(whole[at], least[at] + spare)
+                spare -= width - least[at]
+                how: Any = {"no_wrap": True} if width == whole[at] else {"max_width": width}
+                columns.append(dataclasses.replace(self.columns[at], **how))
             table = Table(*columns, box=None, pad_edge=False, header_style="bold")
             table.rows = self.rows
             yield table
