@@ -140,7 +140,7 @@ def rows(
         numbers = [each for each in values if type(each) in (int, float)]
         return statistics.fmean(numbers) if numbers else row.settings.get(by, values[0])
 
-    def place(row: Row) -> int:
+    def place(row: Row) -> int:  # before all order by value
         if not is_metric:
             return 0
         found = value(row)
@@ -152,7 +152,7 @@ def rows(
 
 
 def rows_in_order(runs: Sequence[FoundRun], among: Sequence[FoundRun] | None = None) -> list[Row]:
-    """Return the settings in the order of their runs, of the table of `among` as `rows`."""
+    """Return the settings in the order of their runs; `among` is as in `rows`."""
     table = _grouped(among or runs)
     keys = _columns([group[0] for group in table])
     repetitions = _repetitions(table)
