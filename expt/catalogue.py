@@ -1,4 +1,4 @@
-"""The tasks and kinds of datasets that there are: a module for each, found by its name."""
+"""The tasks, kinds of datasets, and trackers: a module for each, found by its name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import pkgutil
 from typing import Any, get_args, get_type_hints
 
 from expt.config.kinds import conf_dir
+from expt.dashboards import trackers as of_runs
 from expt.data import kinds
 
 
 def groups() -> dict[str, dict[str, Any]]:
     """Return the members of the groups `task` and `dataset`."""
     return {"task": _tasks(), "dataset": _datasets()}
+
+
+def trackers() -> dict[str, Any]:
+    """Return the class of each tracker's settings by its name."""
+    names = [module.name for module in pkgutil.iter_modules(of_runs.__path__)]
+    return {name: importlib.import_module(f"{of_runs.__name__}.{name}").Config for name in names}
 
 
 def _tasks() -> dict[str, Any]:

@@ -176,11 +176,15 @@ def require(whose: str, *packages: str, extra: str) -> None:
 
 def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
+    *others, last = [f"'{each}'" for each in nearest(name, choices, most=most)] or [""]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def nearest(name: str, choices: Iterable[str], *, most: int = 1) -> list[str]:
+    """Return up to `most` names that are spelt like this one, the nearest first."""
     known = sorted(set(choices))
     near = [each for each in known if each.lower() == name.lower()][:1]
-    near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
-    *others, last = [f"'{each}'" for each in near] or [""]
-    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+    return near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
 
 
 def counted(number: int, thing: str) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from hypothesis import HealthCheck, settings
 
 import expt
 from expt import signals
+from expt.config import own_code
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.runs import provenance
 from tests import on_cards, soft_gpu, warm
-from tests.composing import composed, share
+from tests.composing import composed, know_keys, share
 from tests.facade import Capture, Patch, RunFolder, as_typed, run, usual
 from tests.faults.cases import TESTS
 
@@ -80,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
         share(os.environ[warm.FOLDER])
     else:
         warm.shared()
+    know_keys()
     if on_cards.ON:
         warm.templates()  # or each test, being a process, would start its own
     if not config.getoption("numprocesses"):
@@ -118,6 +121,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    for name in own_code.own_files():
+        package, _, last = name.rpartition(".")
+        if not package.startswith("tests.") or last.startswith(("test_", "conftest")):
+            warm.count_as_own(sys.modules[name], False)
     if on_cards.ON:
         warm.prepare()  # or each test, being a process, would
     provenance.imported_versions()  # which each fork would read
@@ -130,10 +137,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+    module: ModuleType = item.module  # type: ignore[attr-defined]
+    warm.count_as_own(module, True)
     try:
         return (yield)
     finally:
         if nextitem is None or nextitem.path != item.path:
+            warm.count_as_own(module, False)
             gc.collect()
             gc.freeze()  # nor is what this file has imported
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -141,6 +141,8 @@ class Case(NamedTuple):
     """Of a batch's outputs and targets, as torch itself means it"""
     metrics: Callable[[Any, Any], Mapping[str, Any]]
     """Of all outputs and targets of a set, by torchmetrics"""
+    refused: Sequence[Sequence[float]] = ()
+    """Samples' targets each of which an evaluation refuses"""
 
 
 def of_classes(logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
@@ -237,6 +239,7 @@ CASES = {
         lambda: MLP(channels=1, image_size=(1, 6), num_classes=3, hidden=(5,)),
         functional.binary_cross_entropy_with_logits,
         of_labels,
+        refused=((1, 0.5, 0), (-1, 1, 1)),
     ),
     "regression": Case(
         ("task=regression", "task.loss=huber", "dataset=diabetes", *MLP_WORDS),

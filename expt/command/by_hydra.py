@@ -15,7 +15,7 @@ from expt.command import compose, terminal
 from expt.command.compose import Composer
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.errors import Interrupted
 from expt.launch.job import Job
 from expt.launch.launcher import launcher
@@ -44,12 +44,12 @@ class HydraTask:
             this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
         elif sweep:
             this.outcome.sweep_folder = Path(str(hydra.sweep.dir))
-        settings = plain(composed, sweep=sweep)
+        settings = compose.settings_of(composed, sweep=sweep)
         config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
         env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
             words = compose.typed_in(hydra)
-            return train(this, this.request(words, config, paths, settings=settings, env=env))
+            return train(this, words, config, paths, settings=settings, env=env)
         except Interrupted as error:
             if not sweep:
                 raise

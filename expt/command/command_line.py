@@ -11,19 +11,19 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.conf_files import checked, own_folders
+from expt.command.conf_files import checked_folders, own_folders
 from expt.command.grammar import Override, parse, parse_one, readable, replaces
 from expt.command.hydra_part import own_folders_of
 from expt.command.words import Exact, Options
 from expt.config import kept_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
+from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import run_named
 from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
-from expt.runs.paths import RunPaths, is_held, is_sweep
+from expt.runs.paths import RunPaths, in_use, is_held, is_sweep
 from expt.runs.result import Record
 
 LATEST = "hydra.sweep.dir=latest"
@@ -35,117 +35,139 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path]]:
+def read(
+    options: Options, *, begins: bool = True, folder: Path | None = None
+) -> tuple[list[str], list[Path]]:
     """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
-    A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
-    one that torchrun starts again does not begin, and is in a folder of its own already.
+    A run that is resumed or forked gets the settings that it was started with; the runs of a sweep
+    get those of their parents one by one, see `Parents`. Raises ConfigError; one that torchrun
+    starts again does not begin, and has its `folder` already.
     """
     refuse_undecoded([*options.settings, os.getcwd()])
     words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
-    settings = [_latest_sweep() if word == LATEST else str(word) for word in words]
+    settings = list(map(str, words))
+    if LATEST in settings:
+        if (newest := latest_sweep(Path("outputs"))) is None:
+            raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
+        newest_word = f"hydra.sweep.dir={quoted(newest)}"
+        settings = [newest_word if word == LATEST else word for word in settings]
     check_repeated(parse(settings))
+    given = last_value(settings, f"hydra.{'sweep' if options.sweep else 'run'}.dir")
+    resumes = last_value(settings, "resume") == "auto"
     if begins:
-        _check_folder(settings, sweep=options.sweep)
-    settings, own = _with_earlier(settings, sweep=options.sweep)
-    if options.config_dir is None and own:
-        return settings, checked(own)
-    return settings, own_folders(options.config_dir, settings)
+        if options.sweep:
+            _check_sweep(given, resumes=resumes)
+        else:
+            _check_run(given, settings, resumes=resumes)
+    earlier = RunPaths(Path(given)) if resumes and given is not None else None
+    own = list[str]()
+    if earlier and not options.sweep and earlier.overrides.exists():
+        kept_code.find_kept(earlier.code)
+        settings = [*_words_before(earlier, settings), *settings]
+        own = own_folders_of(earlier.hydra_settings)
+    elif forks := _values_of_fork(settings):
+        parents = Parents(Path(given) if options.sweep and given is not None else None)
+        own = parents.custom_yaml(forks)
+        if not options.sweep:
+            settings = parents.with_words(settings)
+    is_earlier = options.config_dir is None and own
+    folders = checked_folders(own) if is_earlier else own_folders(options.config_dir, settings)
+    if folder is not None:
+        settings.append(f"hydra.run.dir={quoted(folder)}")
+    return settings, folders
 
 
 def check_repeated(overrides: Sequence[Override]) -> None:
     """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
     for earlier, later in itertools.combinations(overrides, 2):
-        word, other = earlier.input_line, later.input_line
-        if word == other or not replaces(later, earlier):
+        earlier_word, later_word = earlier.input_line, later.input_line
+        if earlier_word == later_word or not replaces(later, earlier):
             continue
         if earlier.is_sweep_override() or later.is_sweep_override():
-            raise ConfigError(f"{word}: {other} has the key too; type it once, with all its values")
-        warn(f"{word}: the key is there twice, and the last counts, {other}")
+            fix = "type it once, with all its values"
+            raise ConfigError(f"{earlier_word}: {later_word} has the key too; {fix}")
+        warn(f"{earlier_word}: the key is there twice, and the last counts, {later_word}")
 
 
-def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
+def _check_run(given: str | None, settings: Sequence[str], *, resumes: bool) -> None:
     """Raise ConfigError for a new run in the folder of one, or if there is nothing to resume.
 
     With other settings next to `resume=auto` a new run may be meant, which the same command resumes
     later: then only warn.
     """
-    key, what = ("hydra.sweep.dir", "sweep") if sweep else ("hydra.run.dir", "run")
-    given, resumes = last_value(settings, key), last_value(settings, "resume") == "auto"
     if given is None:
-        if resumes and not sweep:
+        if resumes:
             fix = "name it, e.g. hydra.run.dir=FOLDER"
             raise ConfigError(f"resume=auto: continues in the folder of a run; {fix}")
         return
-    folder, paths = Path(given), RunPaths(Path(given))
+    paths, word = RunPaths(Path(given)), f"hydra.run.dir={given}"
     left = (paths.result, paths.metrics, paths.overrides, paths.checkpoints, paths.logs(0).parent)
-    is_there = is_sweep(folder) if sweep else any(map(Path.exists, left))
-    if is_there and not (resumes or sweep):
+    is_there = any(map(Path.exists, left))
+    if is_there and not resumes:
         if is_held(paths):
-            raise FolderInUse(f"{key}={given}: another command is at work there; wait for it")
+            raise in_use(word)
         raise ConfigError(
-            f"{key}={given}: holds a run already; choose another folder, or resume that run with"
+            f"{word}: holds a run already; choose another folder, or resume that run with"
             " resume=auto (if it has completed, with a larger epochs)"
         )
-    if is_there or not resumes or "$" in given or (folder.exists() and not folder.is_dir()):
-        return
-    if not sweep and len(settings) <= 2:
-        raise ConfigError(f"{key}={folder}: holds no run to resume; name the folder of one")
-    warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
+    if resumes and not is_there and _may_become_a_folder(given):
+        begins = f"hydra.run.dir={paths.folder}: holds no run"
+        if len(settings) <= 2:
+            raise ConfigError(f"{begins} to resume; name the folder of one")
+        warn(f"{begins}; a new run begins there")
 
 
-def _latest_sweep() -> str:
-    """Return the setting of the newest sweep's folder."""
-    if (newest := latest_sweep(Path("outputs"))) is None:
-        raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
-    return f"hydra.sweep.dir={quoted(newest)}"
+def _check_sweep(given: str | None, *, resumes: bool) -> None:
+    """Warn if there is no sweep to resume."""
+    if given is not None and resumes and not is_sweep(Path(given)) and _may_become_a_folder(given):
+        warn(f"hydra.sweep.dir={Path(given)}: holds no sweep; a new sweep begins there")
 
 
-def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[str]]:
-    """Put the settings of the run that is resumed or forked before those that are typed.
-
-    Returns the folders of custom YAML that it was started with, too. The runs of a sweep get the
-    settings of their parents one by one, see `Parents`. Raises ConfigError where the value of
-    `fork` is no run.
-    """
-    folder = last_value(settings, f"hydra.{'sweep' if sweep else 'run'}.dir")
-    paths = None if sweep or folder is None else RunPaths(Path(folder))
-    if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
-        kept_code.find_kept(paths.code)
-        earlier = words_of(paths.overrides)
-        typed = parse(["resume=auto", *settings])
-        kept = [
-            word
-            for word in earlier
-            if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
-        ]
-        return [*for_strategy(kept, settings), *settings], own_folders_of(paths.hydra_settings)
-    if not (forked := _forked(settings)):
-        return settings, []
-    known = Parents(Path(folder) if sweep and folder is not None else None)
-    values = [value for value in forked if not known.has(value)]
-    runs = [RunPaths(run_named("fork", value)[0]) for value in values]
-    for run in runs:
-        kept_code.find_kept(run.code)
-    own = own_folders_of(runs[0].hydra_settings) if runs else []
-    return (settings if sweep else known.with_words(settings)), own
+def _may_become_a_folder(given: str) -> bool:
+    """Return whether a command may write to the folder: else it is refused later."""
+    return "$" not in given and (Path(given).is_dir() or not Path(given).exists())
 
 
-def words_of(overrides: Path) -> list[str]:
-    """Return the words in a run's file of overrides, interpolations as they were typed."""
-    found: Any = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
+def _words_before(paths: RunPaths, settings: Sequence[str]) -> list[str]:
+    """Return the words that a run was started with, without those that `settings` replace."""
+    typed = parse(settings)
+    kept = [
+        word
+        for word in kept_words(paths)
+        if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
+    ]
+    return for_strategy(kept, settings)
+
+
+def kept_words(paths: RunPaths) -> list[str]:
+    """Return the words that a run was started with, interpolations as typed; none without them."""
+    if not paths.overrides.exists():
+        return []
+    found: Any = OmegaConf.to_container(OmegaConf.load(paths.overrides), resolve=False)
     return [*map(str, found)]
 
 
-def _forked(words: Sequence[str]) -> list[str]:
+def words_to_keep(paths: RunPaths, words: Sequence[str]) -> list[str]:
+    """Return the words of a command for the run's record, which says where the run began.
+
+    One that is resumed in its own folder keeps the `resume=RUN` that it was started with.
+    """
+    kept = [word for word in words if word != "resume=auto"]
+    if len(kept) == len(words):
+        return kept
+    return [*(word for word in kept_words(paths) if key_of(word) == "resume"), *kept]
+
+
+def _values_of_fork(words: Sequence[str]) -> list[str]:
     """Return the values of the last `fork` among the words."""
-    found = list[str]()
-    for given in [parse_one(word) for word in words if key_of(word) == "fork"][-1:]:
-        several = [given]
-        if given.is_sweep_override():  # in which Hydra's grammar has escaped the texts
-            several = [parse_one(f"fork={text}") for text in given.sweep_string_iterator()]
-        found += (str(value) for each in several if (value := each.value()))
-    return found
+    forks = [parse_one(word) for word in words if key_of(word) == "fork"]
+    if not forks:
+        return []
+    several = forks[-1:]
+    if forks[-1].is_sweep_override():  # in which Hydra's grammar has escaped the texts
+        several = [parse_one(f"fork={text}") for text in forks[-1].sweep_string_iterator()]
+    return [str(value) for each in several if (value := each.value())]
 
 
 class Parents:
@@ -160,13 +182,19 @@ class Parents:
         forks = [each for each in records if {"forked_from", "content"} <= each.keys()]
         return {record["forked_from"]["given"]: record for record in forks}
 
-    def has(self, given: str) -> bool:
-        """Return whether the sweep has a fork of `given` already."""
-        return given in self._known
+    def custom_yaml(self, forks: Sequence[str]) -> list[str]:
+        """Find the code of parents that the sweep has no fork of; return the first one's YAML.
+
+        Raises ConfigError for a value of `fork` that is no run.
+        """
+        new = [RunPaths(run_named("fork", each)[0]) for each in forks if each not in self._known]
+        for run in new:
+            kept_code.find_kept(run.code)
+        return own_folders_of(new[0].hydra_settings) if new else []
 
     def with_words(self, words: Sequence[str]) -> list[str]:
         """Return the words of a run after those of its parent, or of the record if that is gone."""
-        if not (values := _forked(words)):
+        if not (values := _values_of_fork(words)):
             return list(words)
         try:
             known = self._known.get(values[0])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from expt.command.conf_files import keys, options, own_folders
+from expt.command.conf_files import keys_in_yaml, options, own_folders
 from expt.command.words import WORDS
-from expt.config.keys import choices_of
+from expt.config.key_types import choices_of
 
 
 def print_completions() -> None:
@@ -33,7 +33,7 @@ def _settings(word: str) -> list[str]:
         values = (*choices_of(key), *options(key, *own_folders(None, [word])))
         found = dict.fromkeys(f"{key}={value}" for value in values)
     else:
-        parts, depth = [each.split(".") for each in keys()], word.count(".") + 1
+        parts, depth = [each.split(".") for each in keys_in_yaml()], word.count(".") + 1
         found = dict.fromkeys(
             ".".join(each[:depth]) + ("=" if len(each) <= depth else ".") for each in parts
         )

@@ -29,17 +29,26 @@ from hydra.core.override_parser.types import (
 )
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import groups, options, refuse_misread, written_in
+from expt.command.conf_files import options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.mistakes import as_config_error, unknown_key
+from expt.command.mistakes import (
+    as_config_error,
+    list_on,
+    refuse_no_choice,
+    refuse_no_list,
+    refuse_to_delete,
+    refuse_unknown,
+)
+from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.constraints import kind
-from expt.config.keys import all_keys, example_of, in_a_shell, names_around, takes_list, typed
+from expt.config.explained import Origin
+from expt.config.key_types import may_be_text
+from expt.config.keys import varying
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
-from expt.config.parse import Settings, plain, with_value
+from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
@@ -49,6 +58,8 @@ COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError,
 VERSION_BASE = "1.3"
 MAX_BASES = 1000
 """Choices of groups whose composition is kept; each takes 30 kB."""
+_OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
+"""Bases and options of groups by expt's own YAML alone: a further `expt.run` has them at once."""
 
 
 class Composer:
@@ -162,16 +173,22 @@ class Composer:
         values = [each for each in overrides if self._sets_value(each)]
         others = [each for each in overrides if each not in values]
         of_lists = [each for each in others if re.search(r"\.\d+(\.|$)", each.key_or_group)]
-        for attempt in (of_lists, []):  # Hydra adds and deletes keys, but no elements of lists
-            base = self._base(*(str(each.input_line) for each in others if each not in attempt))
-            own = base.own
-            for each in values:
-                own = base.with_value(own, each)
-            for each in attempt:
-                _refuse_no_list(own, each)
-            if None not in [_list_on(own, each.key_or_group.split(".")) for each in attempt]:
-                break
-        for each in attempt:
+        base, own = self._with_values([each for each in others if each not in of_lists], values)
+        for each in of_lists:
+            refuse_no_list(own, each)
+        if any(list_on(own, each) is None for each in of_lists):
+            return self._with_values(others, values)
+        for each in of_lists:  # Hydra adds and deletes keys, but no elements of lists
+            own = base.with_value(own, each)
+        return base, own
+
+    def _with_values(
+        self, choices: Sequence[Override], values: Sequence[Override]
+    ) -> tuple[_Base, dict[str, Any]]:
+        """Return the base of these choices, and its settings with other values."""
+        base = self._base(*(str(each.input_line) for each in choices))
+        own = base.own
+        for each in values:
             own = base.with_value(own, each)
         return base, own
 
@@ -234,122 +251,89 @@ class _Base:
         path, value = word.key_or_group.split("."), word.value()
         group = path[0]
         if word.is_delete():
-            raise ConfigError(_to_delete(own, path, str(word.input_line)))
+            refuse_to_delete(own, word)
+        refuse_no_list(own, word)
         is_custom = isinstance(own.get(group), dict) and "_target_" in own[group]
-        # Every custom dataset has these keys, in its YAML or not.
-        may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
-        is_added = may_add or word.type != OverrideType.CHANGE
-        _refuse_no_list(own, word)
         is_name = path[1:] == ["name"] and isinstance(own.get(group), dict) and not is_custom
         if is_name and value != own[group].get("name") and value in options(group):
             raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
-        if not is_added and (unknown := _unknown(own, path, value)):
-            choice = None if is_custom else str(self.choices.get(group) or "")
-            more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
-            near = [*_around(own, unknown.split(".")), *more] if is_custom else []
-            if re.search(r"\.\d+\.", unknown):  # in an element of a list
-                above, _, last = unknown.rpartition(".")
-                near += [f"{above}.{name}" for name in names_around([*above.split("."), last], own)]
-            raise ConfigError(unknown_key(str(word.input_line), unknown, choice, near))
+        # Every custom dataset has these keys, in its YAML or not.
+        may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
+        if word.type == OverrideType.CHANGE and not may_add:
+            refuse_unknown(own, word, None if is_custom else str(self.choices.get(group) or ""))
         return with_value(own, path, value, merge=True)
 
 
-def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:
-    """Return the deepest value on a path that is there, and how many of its keys lead there."""
-    for at, key in enumerate(path):
-        if isinstance(node, dict) and key in node:
-            node = node[key]
-        elif isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
-            node = node[int(key)]
-        else:
-            return node, at
-    return node, len(path)
-
-
-def _unknown(node: Any, path: Sequence[Any], value: Any) -> str:
-    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    names, (found, at) = [*map(str, path)], _descend(node, path)  # a mapping may have numbers
-    if at < len(path):
-        is_element = names[at].isdecimal()
-        if at and (
-            (isinstance(found, list) and (found or is_element)) or (found is None and is_element)
-        ):
-            return ""  # `with_value` names the whole list
-        is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
-        is_in_list = at and names[at - 1].isdecimal()  # whose elements may lack keys
-        return "" if is_schema_s and is_in_list else ".".join(names)
-    if isinstance(found, dict) and isinstance(value, dict):
-        for key, below in value.items():
-            if unknown := _unknown(found, [key], below):
-                return ".".join([*names, unknown])
-    return ""
-
-
-def _list_on(node: Any, path: Sequence[str]) -> int | None:
-    """Return how many keys of a path lead to the first list on it; None without a list."""
-    ends = range(len(path) + 1)
-    return next((at for at in ends if isinstance(_descend(node, path[:at])[0], list)), None)
-
-
-def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
-    """Raise ConfigError for one element of a key that has no list, with the value to type."""
-    path = word.key_or_group.split(".")
-    (node, at), is_custom = _descend(own, path), "_target_" in str(own.get(path[0]))
-    if isinstance(node, dict) and is_custom and at < len(path) and not path[at].isdecimal():
-        at, node = next((n for n, x in enumerate(path) if n > at and x.isdecimal()), at), ...
-    key, text = ".".join(path[:at]), str(word.input_line)
-    is_group = at == 1 and key in groups()
-    is_mapping = isinstance(node, dict) and not is_group
-    if not at or at == len(path) or not path[at].isdecimal() or is_mapping or word.is_delete():
-        return
-    is_list = takes_list(key) and (node in (None, ...) or key in all_keys())
-    if isinstance(node, list) or (node is None and is_list):
-        return  # `with_value` names the whole list
-    one = f"[{typed(word.value())}]" if is_list else typed(word.value())
-    if node is ...:
-        whole = in_a_shell(f"+{key}={one}")
-        raise ConfigError(f"{text}: nothing sets {key} yet; write the whole list, {whole}")
-    has_keys = not is_group and any(each.startswith(f"{key}.") for each in all_keys())
-    whole = example_of(path[:at]) if has_keys else in_a_shell(f"{key}={one}")
-    value = typed(kind(node) if is_group else node)
-    raise ConfigError(f"{text}: {key} has one value, {value}; write {whole}")
-
-
-def _to_delete(node: Any, path: Sequence[str], word: str) -> str:
-    """Return the error for an element that is to be deleted, with the list that is left."""
-    end = _list_on(node, path) or 0
-    left = [each for at, each in enumerate(_descend(node, path[:end])[0]) if str(at) != path[end]]
-    whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
-    return f"{word}: is in a list; write the list that is left, e.g. {whole}"
-
-
-def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
-    """Yield the dotted keys next to the first one of `path` that there is not."""
-    node, at = _descend(node, path)
-    for name in node if isinstance(node, dict) else ():
-        yield ".".join([*path[:at], str(name), *path[at + 1 :]])
-
-
-_OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
-"""Bases and options of groups by expt's own YAML alone: a further `expt.run` has them at once."""
-
-
 def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
-    """Return the settings of a configuration, as plain containers, interpolations resolved."""
-    with resolving(composed):
-        settings, hydra = plain(composed, sweep=sweep), composed.hydra
-        places = [str(each) for each in hydra.searchpath or () if str(each).startswith("file://")]
-        own = [Path(os.path.relpath(place.removeprefix("file://"))) for place in places]
-        choices = {str(key): name for key, name in hydra.runtime.choices.items()}
-        return _with_files(settings, own, choices, typed_in(hydra))
+    """Return the settings of a configuration, as plain containers, interpolations resolved.
+
+    A task that Hydra itself calls gets a configuration without Hydra's part: errors about that are
+    OmegaConf's, and name no file of YAML.
+    """
+    has_hydra, own = "hydra" in composed, [str(key) for key in composed if key != "hydra"]
+    with resolving(composed) if has_hydra else contextlib.nullcontext():
+        unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+        leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
+        texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
+        found = {
+            key: text
+            for key, text in secrets.interpolations(texts)
+            if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
+        }
+        secrets.remember(found)  # first, for an error may show them
+        content = {key: _contained(composed[key]) for key in own}
+        secrets.remember(found, content)
+        node = {**content, "secrets": found}
+        if texts and (following := _following(composed, texts)):
+            node["following"] = following
+        settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
+        settings.origin = Origin(texts)
+        if not has_hydra:
+            return settings
+        places = [str(each) for each in composed.hydra.searchpath or ()]
+        files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
+        choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
+        folders = [Path(os.path.relpath(file)) for file in files]
+        return _with_files(settings, folders, choices, typed_in(composed.hydra))
+
+
+def _contained(value: Any) -> Any:
+    """Return one of a configuration's values; a copy of all with Hydra's would take four times."""
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    return value
+
+
+def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the interpolations whose values another seed or fold would change."""
+    repeated = {key: OmegaConf.select(composed, key) for key in varying("repetition")}
+    repeated = {key: value for key, value in repeated.items() if isinstance(value, int)}
+    found = {key: _text(composed, key) for key in texts}
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        try:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, value + 1)
+            others = {key: _text(composed, key) for key in texts}
+        finally:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, texts.get(key, value))
+    moved = {key for key in texts if others[key] != found[key]} - repeated.keys()
+    return {key: texts[key] for key in texts if key in moved}
+
+
+def _text(composed: DictConfig, key: str) -> str | None:
+    """Return the value of a key as a text; None for one that has none with this seed."""
+    with contextlib.suppress(Exception):  # of a custom resolver, too
+        return str(OmegaConf.select(composed, key))
+    return None
 
 
 def _with_files(
     settings: Settings, own: Sequence[Path], choices: Any, words: Sequence[str]
 ) -> Settings:
     """Return the settings with the files that have set those of them that no word has."""
-    yaml = functools.partial(written_in, own, choices, words)
-    settings.origin = settings.origin._replace(yaml=yaml)
+    file_of = functools.partial(written_in, own, choices, words)
+    settings.origin = settings.origin._replace(yaml=file_of)
     return settings
 
 
@@ -407,19 +391,3 @@ def typed_in(hydra: Any) -> list[str]:
     """Return the words of a run from Hydra's part of its configuration."""
     words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(word) for word in words]
-
-
-def refuse_no_choice(word: Override) -> None:
-    """Raise ConfigError for a group of expt's with neither the name of one choice nor its keys."""
-    key, value = word.key_or_group, word.value()
-    if key == "hydra":
-        raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
-    is_name = isinstance(value, str) and word.type == OverrideType.CHANGE
-    if key not in groups() or word.package is not None or word.is_delete() or is_name:
-        return
-    if isinstance(value, dict) and value:
-        return
-    several = value if isinstance(value, list) else [value]
-    names = ",".join(each for each in several if isinstance(each, str)) or "NAME"
-    fix = f"{'for a sweep: -m' if ',' in names else 'type'} {key}={names}"
-    raise ConfigError(f"{word.input_line}: takes the name of one choice; {fix}")

@@ -11,14 +11,13 @@ from expt.command import terminal
 from expt.config.identity import REPEATED
 from expt.config.keys import flat
 from expt.config.own_code import is_of_main, targets
-from expt.errors import warn
+from expt.errors import counted, warn
 from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
-from expt.runs.overrides import joined
-from expt.runs.paths import RunPaths
+from expt.runs.overrides import joined, words_after_expt
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
-from expt.runs.view.leaderboard import leaderboard, write_summary
+from expt.runs.view.leaderboard import SUMMARY_CSV, SUMMARY_TABLE, leaderboard, write_summary
 from expt.runs.view.listing import in_order
 from expt.runs.view.settings import read_runs
 from expt.runs.view.summary import print_stale, stale
@@ -32,6 +31,9 @@ from expt.runs.view.text import (
     sweep_command,
 )
 from expt.search.conclusion import bad_trials, best_of, conclude_search, front_of
+
+_OF_SWEEPS = {"-m", "--multirun", "-q", "--quiet", "--json"}
+"""Options of a sweep's command that are not those of one run."""
 
 
 def conclude(
@@ -51,7 +53,7 @@ def conclude(
     """
     every, copies = without_copies(read_runs(folder) if runs is None else runs)
     runs, hidden = (every, []) if all_runs else in_newest(folder, every)
-    _put(folder, runs, sort, hidden)
+    _put_document(folder, runs, sort, hidden)
     if not runs:
         if hidden:
             say(console, describe_hidden(folder, hidden))
@@ -66,7 +68,7 @@ def conclude(
     _print_failures(console, folder, runs, notes)
     conclude_search(console, folder, runs, lambda row: again(row.first, row.runs))
     print_stale(console, old)
-    print_lost(console, [run.folder for run in runs if run.status == LOST])
+    print_lost(console, runs)
     for line in _pruned(runs):
         say(console, line)
     for run in (run for run in runs if run.status == DAMAGED):
@@ -79,19 +81,19 @@ def conclude(
     for line in (*_costs(every), *notes):
         say(console, line)
     if written:
-        say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
+        say(console, f"summary      {shown_path(folder / SUMMARY_CSV)}, {SUMMARY_TABLE}")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
 def describe_hidden(folder: Path, hidden: Sequence[FoundRun]) -> str:
     """Return a line with the number of runs that the newest grid corrects, and how to see them."""
-    number = f"{len(hidden)} run{'s' * (len(hidden) > 1)}"
+    number = counted(len(hidden), "run")
     see = f"to see them: {provenance.program()} report {shlex.quote(shown_path(folder))} --all"
     return f"hidden       {number} that the newest grid no longer names; {see}"
 
 
-def _put(
+def _put_document(
     folder: Path, runs: Sequence[FoundRun], sort: str | None, hidden: Sequence[FoundRun]
 ) -> None:
     best = best_of(folder, runs)
@@ -125,8 +127,8 @@ def _costs(runs: Sequence[FoundRun]) -> Iterator[str]:
         found = [record for record in spent if bool(record.get("devices")) == (kind == "GPU")]
         if not found:
             continue
-        line = f"{kind + ' time':<13}{amount(sum(map(device_s, found)))} of {len(found)} run"
-        line += "s" * (len(found) > 1)
+        time = amount(sum(map(device_s, found)))
+        line = f"{kind + ' time':<13}{time} of {counted(len(found), 'run')}"
         if joules := [record["energy_j"] for record in found if "energy_j" in record]:
             known = "" if len(joules) == len(found) else f" of {len(joules)} of them"
             line += f", {kilowatt_hours(sum(joules))}{known}"
@@ -137,17 +139,18 @@ def _write_summary(folder: Path, runs: Sequence[FoundRun]) -> bool:
     try:
         write_summary(folder, runs)
     except OSError as error:  # a full disk, maybe: the table is still worth seeing
-        warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
+        warn(f"{folder}: {error.strerror}; {SUMMARY_CSV} and {SUMMARY_TABLE} are not written")
         return False
     return True
 
 
-def print_lost(console: Console, folders: Sequence[Path]) -> None:
-    """Name runs that were killed, and how to resume them."""
-    for folder in folders:
-        lost = "says that it is running, but has no process; it was killed"
-        say(console, f"lost         {shown_path(folder)} {lost}")
-        say(console, f"      to continue: {resume_command(RunPaths(folder))}")
+def print_lost(console: Console, runs: Sequence[FoundRun]) -> None:
+    """Name the runs that were killed, and how to resume them."""
+    lost = "says that it is running, but has no process; it was killed"
+    for run in runs:
+        if run.status == LOST:
+            say(console, f"lost         {shown_path(run.folder)} {lost}")
+            say(console, f"      to continue: {resume_command(run.paths)}")
 
 
 def _print_failures(
@@ -157,8 +160,20 @@ def _print_failures(
     if bad:
         worst = "diverged or had not enough memory, and count as the worst"
         say(console, f"bad trials   {len(bad)} {worst}")
-    if failed := [run for run in runs if run.status == FAILED and run not in bad]:
+    failed = [run for run in runs if run.status == FAILED and run not in bad]
+    if failed:
         say(console, f"\n{len(failed)} failed", "bold red")
+        _print_causes(console, failed)
+    if begun := [run.record for run in failed if "identity" in run.record]:
+        say(console, f"  again: {sweep_command(folder, begun[-1].get('command', ''))}")
+    texts = [run.error for run in runs if run.status == FAILED]
+    for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
+        if not any(fault in note for note in notes):  # of runs that were moved
+            say(console, f"GPU fault    {fault}")
+
+
+def _print_causes(console: Console, failed: Sequence[FoundRun]) -> None:
+    """Print the first run that has failed of each cause, and how many more have."""
     causes: dict[str, list[FoundRun]] = {}
     for run in failed:
         causes.setdefault(alike(run.error), []).append(run)
@@ -167,12 +182,6 @@ def _print_failures(
         say(console, f"  {run.folder.name}{more}: {in_one_line(run.error)}")
         if "identity" in run.record:  # else it was refused, and would be again
             say(console, f"      that run alone: {again(run)}")
-    if begun := [run.record for run in failed if "identity" in run.record]:
-        say(console, f"  again: {sweep_command(folder, begun[-1].get('command', ''))}")
-    texts = [run.error for run in runs if run.status == FAILED]
-    for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
-        if not any(fault in note for note in notes):  # of runs that were moved
-            say(console, f"GPU fault    {fault}")
 
 
 def _repeating(words: Sequence[str], runs: Sequence[FoundRun]) -> list[str]:
@@ -193,16 +202,15 @@ def again(run: FoundRun, repeated: Sequence[FoundRun] = ()) -> str:
     """
     if any(map(is_of_main, targets(run.config))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run.folder)])
-    words = shlex.split(run.record.get("command", ""))
-    if words[:2] == ["python", "-m"]:
-        words = words[2:]
-    words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
-    kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet", "--json")]
+    # The words of a script are its own.
+    words = words_after_expt(run.record.get("command", "")) or []
+    kept = [word for word in words if word not in _OF_SWEEPS]
     # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
-    mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
     if len(repeated) > 1:
-        own, kept, mode = _repeating(own, repeated), ["-m", *kept], []
-    return joined(["python", "-m", "expt", *kept, *own, *mode])
+        return joined(["python", "-m", "expt", "-m", *kept, *_repeating(own, repeated)])
+    if any(word.startswith("sweep=") for word in own):
+        own.append("hydra.mode=RUN")
+    return joined(["python", "-m", "expt", *kept, *own])

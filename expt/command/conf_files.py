@@ -7,17 +7,15 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
-from expt.config.keys import flat, typed
-from expt.config.kinds import conf_dir
+from expt.config.constraints import typed
+from expt.config.keys import flat
+from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError
 from expt.runs.overrides import key_of
-
-Row: TypeAlias = tuple[str, str]
-"""A setting as `key=value`, and its meaning."""
 
 
 @functools.cache
@@ -33,9 +31,9 @@ def options(group: str, *own: Path) -> list[str]:
 
 
 @functools.cache
-def keys() -> tuple[str, ...]:
+def keys_in_yaml() -> tuple[str, ...]:
     """Return every key that may be set, dotted."""
-    found = [*groups(), *_flat(read_yaml(conf_dir() / "config.yaml"))]
+    found = [*groups(), *_keys_in(read_yaml(conf_dir() / "config.yaml"))]
     found += (key for group in groups() for name in options(group) for key in keys_of(group, name))
     return tuple(dict.fromkeys(found))
 
@@ -43,41 +41,56 @@ def keys() -> tuple[str, ...]:
 def keys_of(group: str, name: str) -> list[str]:
     """Return the keys of a choice, dotted; none of one that sets those of others."""
     path = conf_dir() / group / f"{name}.yaml"
-    is_global = "# @package _global_" in path.read_text(encoding="utf-8")
-    below = () if is_global else _flat(read_yaml(path))
-    return [f"{group}.{key}" for key in below if key != "name"]
+    if _is_global(path):
+        return []
+    found = dict.fromkeys(key for each in lineage(path) for key in _keys_in(read_yaml(each)))
+    return [f"{group}.{key}" for key in found if key != "name"]
 
 
-def _flat(content: Mapping[str, Any] | None) -> Iterator[str]:
+def lineage(path: Path) -> Iterator[Path]:
+    """Yield the files of a choice: those of its group that its defaults list names, then its own.
+
+    A later one sets keys again. Of custom YAML those of expt's count too.
+    """
+    for name in (read_yaml(path) or {}).get("defaults") or ():
+        folders = (path.parent, conf_dir() / path.parent.name)
+        every = (folder / f"{name}.yaml" for folder in folders if isinstance(name, str))
+        if above := next((file for file in every if file.is_file() and file != path), None):
+            yield from lineage(above)
+    yield path
+
+
+def _is_global(path: Path) -> bool:
+    """Return whether the file of a choice sets keys of other groups, too."""
+    return "# @package _global_" in path.read_text(encoding="utf-8")
+
+
+def _keys_in(content: Mapping[str, Any] | None) -> Iterator[str]:
     for key, value in (content or {}).items():
         if key not in ("defaults", "hydra"):
             yield key
-            yield from (f"{key}.{below}" for below in (value if isinstance(value, dict) else ()))
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file, interpolations as they are written."""
-    return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            if isinstance(value, dict):
+                yield from (f"{key}.{below}" for below in value)
 
 
 def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[Path]:
     """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here.
 
     `conf` is one if it has one of expt's groups, or a group that is typed. Raises ConfigError as
-    `checked` does.
+    `checked_folders` does.
     """
     if config_dir is not None:
-        return checked([config_dir])
+        return checked_folders([config_dir])
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
         return []
-    names = (word.partition("=")[0].lstrip("+~").partition("@")[0] for word in settings)
-    typed = {name for name in names if re.fullmatch(r"[\w-]+(/[\w-]+)*", name)}
-    wanted = {*groups(), *(typed - {*keys()})}
-    return checked([here] if any(any((here / name).glob("*.yaml")) for name in wanted) else [])
+    names = {key_of(word).partition("@")[0] for word in settings}
+    own = {name for name in names if re.fullmatch(r"[\w-]+(/[\w-]+)*", name)} - {*keys_in_yaml()}
+    has_group = any(any((here / name).glob("*.yaml")) for name in {*groups(), *own})
+    return checked_folders([here] if has_group else [])
 
 
-def checked(folders: Iterable[str | Path]) -> list[Path]:
+def checked_folders(folders: Iterable[str | Path]) -> list[Path]:
     """Return folders of custom YAML. Raises ConfigError for one that can't be used.
 
     Such as one with a choice that expt has too, with other content: Hydra would take expt's.
@@ -100,7 +113,7 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
 
     Of the files in `folders` those count that are chosen, by group.
     """
-    for path in _chosen(folders, chosen):
+    for path in _files_of(folders, chosen):
         for token in yaml.scan(path.read_bytes()):
             text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
             found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
@@ -111,8 +124,8 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
                 raise ConfigError(f"{place}: {text}: {fix}")
 
 
-def _chosen(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> Iterator[Path]:
-    """Yield each file in `folders` that is chosen, by group."""
+def _files_of(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> Iterator[Path]:
+    """Yield the files in `folders` that are chosen, by group."""
     for folder, (group, name) in itertools.product(folders, chosen.items()):
         path = Path(folder, group.partition("@")[0], f"{name}.yaml")
         if path.is_file():
@@ -120,72 +133,47 @@ def _chosen(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> 
 
 
 def written_in(
-    folders: Iterable[str | Path], chosen: Mapping[str, str | None], typed: Iterable[str], key: str
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None], words: Iterable[str], key: str
 ) -> tuple[str, str] | None:
     """Return the chosen file in `folders` that sets a key, and the key as it stands there.
 
-    None where it is among the `typed` words, or in no such file.
+    None where one of the `words` sets it, or no such file does.
     """
-    for word in typed:
-        holds = f"{key}.".startswith(f"{key_of(word)}.") and "={" in word
-        if holds or f"{key_of(word)}.".startswith(f"{key}."):
-            return None
+    if any(_sets(word, key) for word in words):
+        return None
     found = None
-    for path in _chosen(folders, chosen):
-        content = read_yaml(path)
-        is_global = "# @package _global_" in path.read_text(encoding="utf-8")
-        nested = content if is_global else {path.parent.name: content}
-        if isinstance(content, dict) and re.split(r"\.\d+\b", key)[0] in flat(nested):
-            found = str(path), key.rpartition(".")[2]
-        if f"hydra.sweeper.params.{key}" in flat(content if isinstance(content, dict) else {}):
+    for path in _files_of(folders, chosen):
+        content = _content(path)
+        if f"hydra.sweeper.params.{key}" in flat(content):  # an axis, which goes before all values
             return str(path), key
+        nested = content if _is_global(path) else {path.parent.name: content}
+        if re.split(r"\.\d+\b", key)[0] in flat(nested):  # of the last file, as in Hydra
+            found = str(path), key.rpartition(".")[2]
     return found
+
+
+def _sets(word: str, key: str) -> bool:
+    """Return whether a word sets a key, one below it, or a mapping above it."""
+    own = f"{key_of(word)}."
+    return own.startswith(f"{key}.") or (f"{key}.".startswith(own) and "={" in word)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file; empty where it holds none."""
+    content = read_yaml(path)
+    return content if isinstance(content, dict) else {}
 
 
 def hydra_words(
     folders: Iterable[str | Path], chosen: Mapping[str, str | None]
 ) -> Iterator[tuple[Path, str]]:
     """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
-    for path in _chosen(folders, chosen):
-        content = read_yaml(path)
-        if not isinstance(content, dict):
-            continue
-        for entry in content.get("defaults") or ():
-            for key, value in entry.items() if isinstance(entry, dict) else ():
+    for path in _files_of(folders, chosen):
+        content = _content(path)
+        mappings = [each for each in content.get("defaults") or () if isinstance(each, dict)]
+        for entry in mappings:
+            for key, value in entry.items():
                 if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
                     yield path, f"{found[1]}={value}"
         for key, value in flat({"hydra": content.get("hydra") or {}}).items():
             yield path, f"{key}={typed(value)}"
-
-
-def sections(path: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the sections of config.yaml, each opened by a comment line, and their rows."""
-    title, lines = "", list[str]()
-    for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
-        if line.startswith("# "):
-            if title:
-                yield title, keys_with_meaning(lines)
-            title, lines = line.removeprefix("# "), []
-        lines.append(line)
-    yield title, keys_with_meaning(lines)
-
-
-def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
-    """Return `key=value` and its meaning of lines such as `key: value  # meaning`.
-
-    Keys below an indented `key:` are dotted.
-    """
-    prefix, found = "", list[Row]()
-    for line in lines:
-        setting, _, meaning = line.partition("#")
-        key, colon, value = setting.partition(":")
-        if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
-            found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
-        if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
-            continue
-        prefix = prefix if key.startswith(" ") else ""
-        if value.strip():
-            found.append((f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()))
-        else:
-            prefix = f"{key.strip()}."
-    return found

@@ -94,7 +94,7 @@ def _findings(root: str | None) -> Iterator[Finding]:
     if machine.slow_in_bfloat16():
         found += "; no arithmetic in bfloat16, so amp=true is slow"
     fix = "end other programs; torch and two workers take about 1 GiB"
-    yield _checked("CPU", free >= ENOUGH_MEMORY, found, fix)
+    yield _pass_or_fail("CPU", free >= ENOUGH_MEMORY, found, fix)
     fix = "mount a larger one, e.g. docker run --shm-size=1g"
     yield _room("/dev/shm", Path("/dev/shm"), ENOUGH_SHARED_MEMORY, fix)
     outputs = Path("outputs") if Path("outputs").is_dir() else Path.cwd()
@@ -136,7 +136,7 @@ def _package(name: str) -> Finding:
     return Finding("pass", name, metadata.version(name))
 
 
-def _checked(what: str, passes: bool, found: str, fix: str) -> Finding:
+def _pass_or_fail(what: str, passes: bool, found: str, fix: str) -> Finding:
     return Finding("pass" if passes else "fail", what, found, "" if passes else fix)
 
 
@@ -144,7 +144,7 @@ def _room(what: str, folder: Path, enough: int, fix: str) -> Finding:
     if not os.access(folder, os.W_OK):
         return Finding("fail", what, f"{folder} cannot be written to", fix)
     free = shutil.disk_usage(folder).free
-    return _checked(what, free >= enough, f"{free / GIB:.1f} GiB free in {folder}", fix)
+    return _pass_or_fail(what, free >= enough, f"{free / GIB:.1f} GiB free in {folder}", fix)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def _gpus() -> Iterator[Finding]:
         name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
     ]
     fix = "install another build of torch: this one has no gloo"
-    yield _checked("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
+    yield _pass_or_fail("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
     if not (seen := machine.visible_gpus()):
         yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
         return

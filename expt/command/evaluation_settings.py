@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 
 from expt import machine
 from expt.command.command_line import check_repeated
-from expt.command.compose import Composer, refuse_no_choice
+from expt.command.compose import Composer
 from expt.command.conf_files import own_folders
 from expt.command.grammar import Override, parse, readable
-from expt.config import kept_code, own_code, secrets
+from expt.command.mistakes import refuse_no_choice
+from expt.config import kept_code, own_code, rules, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.parse import as_typed, recorded, settings_of, with_value
@@ -126,38 +127,43 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     for key, value in asked.values.items():
         if key in HOW or key.startswith("task."):
             node = with_value(node, key.split("."), value)
-    config = parsed(node, machine.detect(), measures=True)
+    config = parsed(node, machine.detect(), problems_of=rules.unmeasurable)
     content = content_of(config)
     own = _is_of_run(record, config, content)
-    if (
-        not own
-        and asked.dataset
-        and {"group"} <= vars(config.dataset).keys() - asked.dataset.keys()
-    ):
-        # the groups of the run's samples say nothing of others
-        ungrouped = dataclasses.replace(config.dataset, group=None)
-        config = dataclasses.replace(config, dataset=ungrouped)
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not any(key.startswith("dataset") for key in asked.values):
         warn("the dataset's files have changed; what is measured may hold training samples")
+    elif asked.dataset and "group" in vars(config.dataset) and "group" not in asked.dataset:
+        # The groups of the run's samples say nothing of others.
+        ungrouped = dataclasses.replace(config.dataset, group=None)
+        config = dataclasses.replace(config, dataset=ungrouped)
     _warn_of_custom_classes(record, config)
-    split: Any = asked.values.get("split")
-    if split is None and own and record["data"].get("test_size", 0) == 0:
-        warn("the run's dataset has no test set: val is measured")
-        split = "val"
-    split = split or ("test" if own else config.dataset.measured())
-    if own and split in ("train", "all"):
-        warn(f"split={split}: the run was trained on these samples, or on some of them")
-    chosen = asked.values.get("dataset")
-    title = config.dataset.title(chosen and str(chosen), asked.dataset)
-    other = None if own else str(secrets.hidden(title))
+    split = _split(asked, record, config, own=own)
+    names, other = [split], None
+    if not own:
+        chosen = asked.values.get("dataset")
+        title = config.dataset.title(chosen and str(chosen), asked.dataset)
+        other = secrets.hidden_text(title)
+        names.insert(0, re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST])
+    if asked.which != "best":
+        names.append(asked.which)
     evaluation = Evaluation(
         run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
     )
-    folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
-    names = [*folder, split, *([] if asked.which == "best" else [asked.which])]
     return Settings(config, Identity.of(config, content), evaluation, "-".join(names))
+
+
+def _split(asked: Asked, record: Record, config: RunConfig, *, own: bool) -> Any:
+    """Return the split to measure; warn of one that holds samples of the training."""
+    split = asked.values.get("split")
+    if split is None and own and record["data"].get("test_size", 0) == 0:
+        warn("the run's dataset has no test set: val is measured")
+        return "val"
+    split = split or ("test" if own else config.dataset.measured())
+    if own and split in ("train", "all"):
+        warn(f"split={split}: the run was trained on these samples, or on some of them")
+    return split
 
 
 def _dataset(then: Mapping[str, Any], features: Features, asked: Asked) -> dict[str, Any]:

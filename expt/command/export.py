@@ -44,24 +44,33 @@ def main(words: Sequence[str]) -> int:
     add("--preprocess", action="store_true", help=about)
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")
-    asked = vars(parser.parse_args(list(words)))
-    run, which = run_and_which(asked.pop("run"), asked.pop("which"))
+    asked = parser.parse_args(list(words))
+    run, which = run_and_which(asked.run, asked.which)
     trained_run(run, which)
-    kind = asked.pop("format")
-    file = _file(run, kind, asked.pop("output"), force=asked["force"])
-    if not (tolerance := asked["tolerance"]) > 0:
-        raise ConfigError(f"--tolerance {tolerance:g}: give a number above 0")
-    if kind == "onnx":
+    file = _file(run, asked.format, asked.output, force=asked.force)
+    if not asked.tolerance > 0:
+        raise ConfigError(f"--tolerance {asked.tolerance:g}: give a number above 0")
+    if asked.format == "onnx":
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
     from expt.inference.export import export  # late: it imports torch
 
-    done = export(run, file, kind, which=which, **asked)
-    terminal.put(exported=str(file.absolute()), checks=done)
-    console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
+    checks = export(
+        run,
+        file,
+        asked.format,
+        which=which,
+        batch_size=asked.batch_size,
+        preprocess=asked.preprocess,
+        tolerance=asked.tolerance,
+        force=asked.force,
+    )
+    terminal.put(exported=str(file.absolute()), checks=checks)
+    console = Console()
+    size = f"{file.stat().st_size / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
-    for name, words in done.items():
-        say(console, f"{name:<13}{words}")
+    for name, result in checks.items():
+        say(console, f"{name:<13}{result}")
     return 0
 
 

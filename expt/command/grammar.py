@@ -21,9 +21,9 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import OverrideParseException
 
-from expt.config import keys
 from expt.config.constraints import plain
 from expt.config.groups import GROUPS
+from expt.config.key_types import takes_text
 from expt.config.parse import with_value
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
@@ -65,7 +65,7 @@ def readable(word: str) -> str:
     changed, name = f"{key}={value}", key.lstrip("+~")
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
-    if not (keys.takes_text(name) or re.sub(r"\.\d+$", "", name) in TEXTS):
+    if not (takes_text(name) or re.sub(r"\.\d+$", "", name) in TEXTS):
         is_nested = value.startswith("${") and not is_readable(changed)  # ${oc.decode:${oc.env:X}}
         return f"{key}={quoted(value)}" if is_nested else changed
     if listed := re.fullmatch(r"\[([^][{}]*)\]", value):

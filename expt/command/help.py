@@ -5,30 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.conf_files import (
-    Row,
-    groups,
-    keys,
-    keys_with_meaning,
-    options,
-    own_folders,
-    read_yaml,
-    sections,
-)
+from expt.command.conf_files import groups, keys_in_yaml, lineage, options, own_folders
 from expt.command.mistakes import unknown_option
 from expt.command.words import WORDS, options_of
-from expt.config.keys import described
-from expt.config.kinds import conf_dir
+from expt.config.keys import effects_in_words
+from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.view.text import Console
 
-Section: TypeAlias = tuple[str, list[Row]]
-"""A title, two spaces and a remark if it has one, and its rows."""
+Row: TypeAlias = tuple[str, str]
+"""A setting as `key=value`, and its meaning."""
+
+
+class Section(NamedTuple):
+    """Rows below a title, which may have a remark next to it."""
+
+    title: str
+    about: str
+    rows: list[Row]
+
 
 EXAMPLES = (
     ("python -m expt", "an MLP on handwritten digits, on all GPUs or with 2 workers on the CPU"),
@@ -86,9 +86,9 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         console.print("\nExamples", style="bold")
         for command, meaning in EXAMPLES:
             console.print(Text.assemble(f"  {command}\n      ", (meaning, "dim")))
-    for title, rows in shown:
-        name, space, about = title.partition("  ")
-        console.print(Text.assemble("\n", (name, "bold"), space + about))
+    for title, about, rows in shown:
+        remark = f"  {about}" if about else ""
+        console.print(Text.assemble("\n", (title, "bold"), remark))
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=True)
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
@@ -102,34 +102,37 @@ def _named(words: Sequence[str], settings: Iterable[Section]) -> Iterator[Sectio
     named = [word.partition("=") for word in words]
     chosen = {f"{group}={each}" for group, _, value in named for each in value.split(",")}
     below = tuple(f"{key}." for key, *_ in named)
-    for title, rows in settings:
-        is_chosen = title.partition("  ")[0] in chosen
-        found = [
-            row for row in rows if is_chosen or f"{row[0].partition('=')[0]}.".startswith(below)
-        ]
-        if found or is_chosen:
-            yield title, [*map(_with_effect, found)]
+    for title, about, rows in settings:
+        found = [row for row in rows if f"{row[0].partition('=')[0]}.".startswith(below)]
+        if title in chosen:
+            found = rows
+        if found or title in chosen:
+            yield Section(title, about, [*map(_with_effect, found)])
 
 
 def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
     """Yield every choice, setting, command and option."""
     about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
-    yield f"Groups  {about}", [(group, ", ".join(sorted(each))) for group, each in choices.items()]
-    for title, rows in settings:
-        yield title, [*map(_with_effect, rows)]
+    rows = [(group, ", ".join(sorted(each))) for group, each in choices.items()]
+    yield Section("Groups", about, rows)
+    for section in settings:
+        yield section._replace(rows=[*map(_with_effect, section.rows)])
     commands = [(f"python -m expt {word}", meaning) for word, meaning in WORDS.items()]
-    yield "Commands  (each with --help)", commands
-    yield "More", [*MORE, *REST]
+    yield Section("Commands", "(each with --help)", commands)
+    yield Section("More", "", [*MORE, *REST])
 
 
 def _common(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
     """Yield the settings that most people use."""
     common = [group for group in choices if group in COMMON or group not in groups()]
-    yield "Choices", [(group, ", ".join(sorted(choices[group]))) for group in common]
-    meant = {row.partition("=")[0]: (row, meaning) for _, rows in settings for row, meaning in rows}
+    rows = [(group, ", ".join(sorted(choices[group]))) for group in common]
+    yield Section("Choices", "", rows)
+    meant = {row[0].partition("=")[0]: row for section in settings for row in section.rows}
     first = (meant[key] for key in COMMON if key in meant)
-    yield "Settings", [(row, re.split(";|" + WHEN, meaning)[0]) for row, meaning in first]
-    yield "More", [*MORE, ("COMMAND --help", f"the options of a command: {', '.join(WORDS)}")]
+    rows = [(setting, re.split(";|" + WHEN, meaning)[0]) for setting, meaning in first]
+    yield Section("Settings", "", rows)
+    of_commands = ("COMMAND --help", f"the options of a command: {', '.join(WORDS)}")
+    yield Section("More", "", [*MORE, of_commands])
 
 
 def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Section]:
@@ -139,30 +142,78 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
     typed = (word.partition("=") for word in words)
     chosen |= {group: name for group, _, name in typed if name and group in chosen}
     for group, names in chosen.items():
-        for name in names.split(",") if names and not group.startswith("override ") else ():
+        if not names or group.startswith("override "):
+            continue
+        for name in names.split(","):
             paths = (folder / group / f"{name}.yaml" for folder in folders)
-            lines = next(filter(Path.is_file, paths)).read_text(encoding="utf-8").splitlines()
+            path = next(filter(Path.is_file, paths))
+            lines = path.read_text(encoding="utf-8").splitlines()
             about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
-            yield f"{group}={name}  {' '.join(about)}", keys_with_meaning(lines, f"{group}.")
+            yield Section(f"{group}={name}", " ".join(about), rows_of(path))
 
 
 def _with_effect(row: Row) -> Row:
     """Return the row with its meaning, and the effects of a change, on one line."""
-    (setting, meaning), effect = row, described(row[0].partition("=")[0])
-    meaning = meaning.partition(WHEN)[0]
+    setting, meaning = row[0], row[1].partition(WHEN)[0]
+    effect = effects_in_words(setting.partition("=")[0])
     return setting, f"{meaning} [{effect}]" if effect else meaning
 
 
 def _refuse_unknown(word: str, choices: Mapping[str, Sequence[str]]) -> None:
     group, equals, value = word.partition("=")
-    for name in value.split(",") if equals and group in choices else ():
-        if name not in choices[group]:
-            raise ConfigError(unknown_option(group, name, choices[group]))
-    if not equals and not any(f"{key}.".startswith(f"{word}.") for key in keys()):
+    if equals and group in choices:
+        for name in value.split(","):
+            if name not in choices[group]:
+                raise ConfigError(unknown_option(group, name, choices[group]))
+    if not equals and not any(f"{key}.".startswith(f"{word}.") for key in keys_in_yaml()):
         every = [f"{group}={name}" for group, several in choices.items() for name in several]
         chosen = next((each for each in every if each.endswith(f"={word}")), word)
-        hint = did_you_mean(chosen, [*WORDS, *choices, *keys(), *every])
+        hint = did_you_mean(chosen, [*WORDS, *choices, *keys_in_yaml(), *every])
         raise ConfigError(
             f"{word}: --help takes a command, a key, or a choice such as model=convnet;"
             f" --help all shows every key.{hint}"
         )
+
+
+def sections(path: Path) -> Iterator[Section]:
+    """Yield the sections of config.yaml, each opened by a comment line, and their rows."""
+    title, lines = "", list[str]()
+    for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
+        if line.startswith("# "):
+            if title:
+                yield Section(title, "", keys_with_meaning(lines))
+            title, lines = line.removeprefix("# "), []
+        lines.append(line)
+    yield Section(title, "", keys_with_meaning(lines))
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return the settings of a choice with their meanings, which its own file need not repeat."""
+    found = dict[str, Row]()
+    for file in reversed([*lineage(path)]):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for row, meaning in keys_with_meaning(lines, f"{path.parent.name}."):
+            last, said = found.get(key := row.partition("=")[0], (row, ""))
+            found[key] = (last, said or meaning)
+    return [*found.values()]
+
+
+def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
+    """Return `key=value` and its meaning of lines such as `key: value  # meaning`.
+
+    Keys below an indented `key:` are dotted.
+    """
+    prefix, found = "", list[Row]()
+    for line in lines:
+        setting, _, meaning = line.partition("#")
+        key, colon, value = setting.partition(":")
+        if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
+            found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
+        if not colon or (group and (key in ("name", "defaults") or key.lstrip().startswith("-"))):
+            continue
+        prefix = prefix if key.startswith(" ") else ""
+        if value.strip():
+            found.append((f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()))
+        else:
+            prefix = f"{key.strip()}."
+    return found

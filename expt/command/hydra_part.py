@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from expt.command.compose import resolving
 from expt.command.conf_files import hydra_words
 from expt.command.grammar import readable
-from expt.config.keys import typed
+from expt.config.constraints import typed
 from expt.errors import ConfigError, warn
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")

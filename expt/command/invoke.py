@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import command_line, compose, grammar, hydra_part, terminal
 from expt.command.compose import Composer
-from expt.command.grammar import Override, parse
-from expt.command.run import Command, run_one
+from expt.command.grammar import Override
+from expt.command.run import Command, train
 from expt.command.words import Options
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
+from expt.config.groups import GROUPS
+from expt.config.keys import without_effect
+from expt.config.parse import parse
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed, warn
 from expt.launch.launcher import launcher, refuse_in_torchrun
-from expt.runs.overrides import key_of, quoted
-from expt.runs.paths import RunPaths
-
-if TYPE_CHECKING:
-    from expt.launch.one_run import Launcher
-    from expt.launch.torchrun import ExternalWorker
+from expt.runs.overrides import key_of
+from expt.runs.paths import RunPaths, refuse_mixed
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 
@@ -56,36 +56,25 @@ def command(
     return [*this.outcome.ended]
 
 
-class _Asked(NamedTuple):
+class _Asked:
     """The settings of a command, in Hydra's grammar."""
 
-    words: list[str]
-    of_hydra: list[str]
-    """Those about Hydra itself."""
-    fixed: list[str]
-    """The words of one run: of a group with several choices it has the first."""
-    axes: list[Override]
-    """Those of `words` that have several values."""
-    composer: Composer
-
-
-def _read(options: Options, how: Launcher | ExternalWorker) -> _Asked:
-    begins = not (options.printing or machine.is_external_worker())
-    words, own = command_line.read(options, begins=begins)
-    if folder := how.earlier_folder():  # where torchrun has started the workers again
-        words.append(f"hydra.run.dir={quoted(folder)}")
-    of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
-    words = [word for word in words if word not in of_hydra]
-    composer, fixed, axes = Composer(own, of_hydra), list[str](), list[Override]()
-    for override in parse(words):
-        if not override.is_sweep_override():
-            fixed.append(str(override.input_line))
-            continue
-        axes.append(override)
-        if composer.is_group(override.key_or_group):
-            fixed.append(composer.values(override)[0])
-    composer.typed = words
-    return _Asked(words, of_hydra, fixed, axes, composer)
+    def __init__(self, words: Sequence[str], own: Sequence[Path]) -> None:
+        """Take the words, and folders of custom YAML."""
+        self.of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
+        """Words about Hydra itself."""
+        self.words = [word for word in words if word not in self.of_hydra]
+        self.fixed, self.axes = list[str](), list[Override]()
+        """The words of one run, which has the first of a group's choices; those with several."""
+        self.composer = Composer(own, self.of_hydra)
+        for override in grammar.parse(self.words):
+            if not override.is_sweep_override():
+                self.fixed.append(str(override.input_line))
+                continue
+            self.axes.append(override)
+            if self.composer.is_group(override.key_or_group):
+                self.fixed.append(self.composer.values(override)[0])
+        self.composer.typed = self.words
 
 
 def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
@@ -95,10 +84,42 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
         from expt.command.completion import print_completions  # for Hydra's shell script
 
         return print_completions()
-    asked = _read(options, this.how)
+    begins = not (options.printing or machine.is_external_worker())
+    asked = _Asked(*command_line.read(options, begins=begins, folder=this.how.earlier_folder()))
     composed = asked.composer.compose(asked.fixed)
     if options.printing:
         return _print(asked, options)
+    sweep = _is_sweep(this, options, asked, composed, may_sweep=may_sweep)
+    if reason := hydra_part.needs_hydra(composed):
+        if this.from_python:
+            raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
+        from expt.command.by_hydra import HydraTask  # late: a single run does not need it
+
+        task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
+        return compose.enter_hydra(task, _arguments(asked, options))
+    if sweep:
+        return _sweep(this, asked, composed)
+    _refuse_overruled(composed, asked.words)
+    settings = compose.settings_of(composed)
+    config = parse(settings, machine.detect())
+    for line in without_effect(config, map(key_of, asked.words)):
+        warn(line)
+    paths = RunPaths(hydra_part.folder_of(composed, "run"))
+    if not paths.result.exists():
+        refuse_mixed(paths.folder, "hydra.run.dir")
+    compose.place(composed, paths.folder)
+    files = hydra_part.hydra_files(composed, command_line.words_to_keep(paths, asked.words))
+    env = hydra_part.environment_of(composed)
+    train(this, asked.words, config, paths, settings=settings, hydra=files, env=env)
+
+
+def _is_sweep(
+    this: Command, options: Options, asked: _Asked, composed: DictConfig, *, may_sweep: bool
+) -> bool:
+    """Return whether the command makes several runs.
+
+    Raises ConfigError where it may not, or for settings of the other kind of command.
+    """
     sweep = options.sweep or hydra_part.is_sweep(composed)
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
@@ -109,25 +130,20 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
         _refuse_several(asked, composed, USE_SWEEP if this.from_python else "add -m")
     hydra_part.refuse_unused(composed, asked.of_hydra, sweep=sweep)
     hydra_part.refuse_unheeded(asked.composer.own, composed, sweep=sweep)
-    if reason := hydra_part.needs_hydra(composed):
-        if this.from_python:
-            raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
-        from expt.command.by_hydra import HydraTask  # late, as below: a single run needs neither
+    return sweep
 
-        task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
-        return compose.enter_hydra(task, _arguments(asked, options))
-    if not sweep:
-        run_one(this, composed, asked.words)
-        return
-    from expt.command.sweep import Grid, Sweep
+
+def _sweep(this: Command, asked: _Asked, composed: DictConfig) -> None:
+    """Run a grid or a search."""
+    from expt.command.sweep import Grid, Sweep  # late: a single run does not need it
 
     words = [*hydra_part.named_axes(composed), *asked.words]
     of_this = Sweep(this, composed, asked.composer)
-    if composed.get("search") is not None:
-        from expt.command.search import SearchCommand
+    if composed.get("search") is None:
+        return of_this.run_grid(Grid(words, asked.composer))
+    from expt.command.search import SearchCommand
 
-        return SearchCommand(of_this, words).run()
-    of_this.run_grid(Grid(words, asked.composer))
+    SearchCommand(of_this, words).run()
 
 
 def _print(asked: _Asked, options: Options) -> None:
@@ -145,6 +161,19 @@ def _arguments(asked: _Asked, options: Options) -> list[str]:
     """Return the words of the command for Hydra itself."""
     folders = [f"--config-dir={folder}" for folder in asked.composer.own[:1]]
     return [*["-m"] * options.sweep, *folders, *asked.words, *asked.of_hydra]
+
+
+def _refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
+    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
+    typed = {key_of(word): word for word in words}
+    for group, members in GROUPS.items():
+        choice = typed.get(group, "").partition("=")[2]
+        node = composed.get(group)
+        is_class = isinstance(node, DictConfig) and "_target_" in node
+        if choice in members and is_class and f"{group}._target_" not in typed:
+            raise ConfigError(
+                f"{group}={choice}: a YAML file sets {group} to {node._target_}; leave one out"
+            )
 
 
 def _refuse_several(asked: _Asked, composed: DictConfig, fix: str) -> None:

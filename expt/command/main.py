@@ -35,11 +35,18 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """
     terminal.prepare()
     words = [word for word in arguments if word != "--json"]
+    is_silent = "debug=true" in words  # a breakpoint may wait for a person
+    shown = progress.reported(str if is_silent else _progressed)
     with terminal.document(wanted=len(words) < len(arguments)):
         code = -1
         try:
             with signals.interrupts_noted():
-                code = _reported(words, time.monotonic() if typed_at is None else typed_at)
+                try:
+                    with machine.seldom_collecting(), shown:
+                        code = _do(words, time.monotonic() if typed_at is None else typed_at)
+                        sys.stdout.flush()
+                except (ExptError, KeyboardInterrupt, OSError) as error:
+                    code = _explained(error)
         except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
             if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
                 raise
@@ -53,26 +60,19 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
         sys.exit(code)
 
 
-def _reported(arguments: Sequence[str], typed_at: float) -> int:
-    is_silent = "debug=true" in arguments  # a breakpoint may wait for a person
-    try:
-        with machine.seldom_collecting(), progress.reported(str if is_silent else _progressed):
-            code = _do(arguments, typed_at)
-            sys.stdout.flush()
-            return code
-    except ExptError as error:
+def _explained(error: ExptError | KeyboardInterrupt | OSError) -> int:
+    """Print the error that has ended the command, and return the exit code; raise others again."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted(AGAIN)
+    if isinstance(error, ExptError):
         _complain(error)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
-    except KeyboardInterrupt:
-        _complain(Interrupted(AGAIN))
-        return signals.exit_code()
-    except OSError as error:
-        reason = terminal.unwritten()
-        if not reason and error.filename is None:
-            raise
-        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
-            _complain(RunFailed(reason or f"{error.filename}: {error.strerror}"))
-        return 1
+    reason = terminal.unwritten()
+    if not reason and error.filename is None:
+        raise error
+    if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+        _complain(RunFailed(reason or f"{error.filename}: {error.strerror}"))
+    return 1
 
 
 def _meant(first: str, others: Sequence[str]) -> str:

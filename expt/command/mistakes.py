@@ -1,18 +1,27 @@
-"""Errors for keys and choices that there are not, with the nearest ones, and for those of Hydra."""
+"""Errors for words that no configuration has or takes, with the nearest ones to type instead."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from expt.command.conf_files import groups, keys, keys_of, options
-from expt.config.keys import all_keys, example_of
+from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
+from expt.config.constraints import kind, typed
+from expt.config.key_types import names_around, takes_list
+from expt.config.keys import all_keys, example_of, in_a_shell
+from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
 
+if TYPE_CHECKING:
+    from expt.command.grammar import Override
+
+_UNSET = object()
+"""The value of a key that nothing sets yet."""
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
     **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
@@ -48,12 +57,12 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return ConfigError(unknown_key(word, key, ""))
+        return ConfigError(_unknown_key(word, key, ""))
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
         is_unset = re.search("' not found|Unsupported interpolation type", str(error))
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * bool(is_unset)
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
@@ -65,7 +74,7 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = ()) -> str:
+def _unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = ()) -> str:
     """Return the error of `word` if this is the choice of its group; None: a custom class.
 
     `near` are the keys that there are next to it.
@@ -74,47 +83,73 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
     above, _, last = key.rpartition(".")
     if choice is None:
         hint = did_you_mean(key, near)
-        add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
-        return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
+        or_add = f".{hint} Or type" if hint else "; type"
+        return f"{word}: nothing sets '{key}' yet{or_add} +{word}, or add it to the class's YAML"
     if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
         return f"{other}; add it with +{word}"
-    if key in all_keys() and key not in keys():  # below a key that is null
+    settings = keys_in_yaml()
+    if key in all_keys() and key not in settings:  # below a key that is null
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    has = {name: keys_of(group, name) for name in options(group)}
-    own = has.get(choice, [])
+    choices = _Choices(group, choice)
     whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if "." in whole and whole in keys() and own and whole not in own:  # of another choice
-        key, last = whole, whole.rpartition(".")[2]
+    if "." in whole and whole in settings and choices.own and whole not in choices.own:
+        key = whole  # of an element: the list is another choice's
+    if key in settings:
+        return f"{word}: {choices.without(key)}"
+    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
+    is_of_group = bool(choice) and above == group and not near
+    every = choices.every
+    meant = choices.closest(last, 0.8, every) or by_end.get(last)  # dataset.groups: dataset.group
+    if not meant and is_of_group:
+        meant = choices.closest(last, 0.6, every)
+    if meant:
+        hint = f"{other}. Did you mean '{meant}'?"
+        if meant in every and meant not in choices.own:
+            hint += f" {group}={choice} has none; add {choices.having(meant)}"
+        return hint
+    if is_of_group:
+        has = f" {group}={choice} has {', '.join(choices.own)}." if choices.own else ""
+        return f"{other}.{has}"
+    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
+    if above and group not in settings:
+        known += [f"{each}.{last}" for each in groups()]
+    hint = did_you_mean(key, near or known)
+    if not hint and group in settings:
+        hint = f" --help {group} lists its keys"
+    return f"{other}.{hint}"
 
-    def with_it(key: str) -> str:
-        names = (name for name, below in has.items() if key in (group, *below))
-        return f"{group}={' or '.join(names)}"
 
-    def closest(cutoff: float, *others: str) -> str | None:
-        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin the same
+class _Choices:
+    """The choices of a group, and the keys of each."""
+
+    def __init__(self, group: str, choice: str) -> None:
+        self._group, self._choice = group, choice
+        self._has = {name: keys_of(group, name) for name in options(group)}
+        self.own = self._has.get(choice, [])
+        """The keys of the choice that counts."""
+        self.every = [*itertools.chain(*self._has.values())]
+        """The keys of all choices."""
+
+    def having(self, key: str) -> str:
+        """Return the word for the choices that have a key."""
+        names = (name for name, below in self._has.items() if key in (self._group, *below))
+        return f"{self._group}={' or '.join(names)}"
+
+    def closest(self, last: str, cutoff: float, others: Sequence[str] = ()) -> str | None:
+        """Return the key, of the choice or the others, whose last name is nearest to `last`."""
+        ends = {each.rpartition(".")[2]: each for each in (*others, *self.own)}
         found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
         return ends[found[0]] if found else None
 
-    if key in keys():
-        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        meant = closest(0.6)
+    def without(self, key: str) -> str:
+        """Return the error for a key that only other choices have."""
+        missing = f"there is no {self._group}"
+        if self._choice:
+            missing = f"{self._group}={self._choice} has no key '{key}'"
+        meant = self.closest(key.rpartition(".")[2], 0.6)
         hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{word}: {missing}{hint} add one that has it: {with_it(key)}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())} | ELSEWHERE
-    every = [*itertools.chain(*has.values())]
-    is_of_group = bool(choice) and above == group and not near
-    meant = closest(0.8, *every) or by_end.get(last)  # dataset.groups: dataset.group
-    meant = meant or (closest(0.6, *every) if is_of_group else None)
-    if meant:
-        more = f" {group}={choice} has none; add {with_it(meant)}"
-        return f"{other}. Did you mean '{meant}'?{more * (meant in every and meant not in own)}"
-    if is_of_group:
-        return f"{other}. {group}={choice} has {', '.join(own)}." if own else f"{other}."
-    known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    hint = did_you_mean(key, near or known)
-    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in keys())}"
+        return f"{missing}{hint} add one that has it: {self.having(key)}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
@@ -123,3 +158,129 @@ def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
         return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
     hint = did_you_mean(name, choices)
     return f"{group}={name}: not one of {', '.join(choices)}.{hint}"
+
+
+def refuse_no_choice(word: Override) -> None:
+    """Raise ConfigError for a group of expt's with neither the name of one choice nor its keys."""
+    key, value = word.key_or_group, word.value()
+    if key == "hydra":
+        raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
+    is_name = isinstance(value, str) and not (word.is_add() or word.is_force_add())
+    if key not in groups() or word.package is not None or word.is_delete() or is_name:
+        return
+    if isinstance(value, dict) and value:
+        return
+    several = value if isinstance(value, list) else [value]
+    names = ",".join(each for each in several if isinstance(each, str)) or "NAME"
+    fix = f"{'for a sweep: -m' if ',' in names else 'type'} {key}={names}"
+    raise ConfigError(f"{word.input_line}: takes the name of one choice; {fix}")
+
+
+def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -> None:
+    """Raise ConfigError for a key that the settings lack, or one that the value has below it.
+
+    `choice` is the one of its group; None for a custom class.
+    """
+    path = word.key_or_group.split(".")
+    unknown = _first_unknown(own, path, word.value())
+    if not unknown:
+        return
+    near, names = list[str](), unknown.split(".")
+    if choice is None:
+        node, at = _descend(own, names)
+        if isinstance(node, dict):  # with the keys next to the first one that there is not
+            near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in node]
+        if path[0] == "dataset":
+            near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
+    if re.search(r"\.\d+\.", unknown):  # in an element of a list
+        above = ".".join(names[:-1])
+        near += [f"{above}.{name}" for name in names_around(names, own)]
+    raise ConfigError(_unknown_key(str(word.input_line), unknown, choice, near))
+
+
+def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
+    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+    if (found := _element_of_no_list(own, word)) is None:
+        return
+    path, value = found
+    key = ".".join(path)
+    one = typed(word.value())
+    if takes_list(key) and (value is _UNSET or key in all_keys()):
+        one = f"[{one}]"
+    if value is _UNSET:
+        whole = in_a_shell(f"+{key}={one}")
+        why = f"nothing sets {key} yet; write the whole list, {whole}"
+    elif key in groups():
+        why = f"{key} has one value, {typed(kind(value))}; write {in_a_shell(f'{key}={one}')}"
+    else:
+        has_keys = any(each.startswith(f"{key}.") for each in all_keys())
+        whole = example_of(path) if has_keys else in_a_shell(f"{key}={one}")
+        why = f"{key} has one value, {typed(value)}; write {whole}"
+    raise ConfigError(f"{word.input_line}: {why}")
+
+
+def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[str], Any] | None:
+    """Return the path and the value of a key, if the word sets an element and it takes no list."""
+    path = word.key_or_group.split(".")
+    value, at = _descend(own, path)
+    if word.is_delete() or at in (0, len(path)):
+        return None
+    is_custom = "_target_" in str(own.get(path[0]))
+    if isinstance(value, dict) and is_custom and not path[at].isdecimal():
+        element = next((place for place in range(at, len(path)) if path[place].isdecimal()), None)
+        return None if element is None else (path[:element], _UNSET)
+    key = ".".join(path[:at])
+    if not path[at].isdecimal() or isinstance(value, list):  # `with_value` names the whole list
+        return None
+    if isinstance(value, dict) and key not in groups():
+        return None
+    if value is None and takes_list(key):
+        return None
+    return path[:at], value
+
+
+def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
+    """Raise ConfigError for an element that is to be deleted, with the list that is left."""
+    path = word.key_or_group.split(".")
+    end = list_on(own, word) or 0
+    left = [each for at, each in enumerate(_descend(own, path[:end])[0]) if str(at) != path[end]]
+    whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
+    raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
+
+
+def list_on(own: Mapping[str, Any], word: Override) -> int | None:
+    """Return how many parts of the word's key lead to the first list on it; None without one."""
+    path = word.key_or_group.split(".")
+    ends = range(len(path) + 1)
+    return next((at for at in ends if isinstance(_descend(own, path[:at])[0], list)), None)
+
+
+def _first_unknown(node: Any, path: Sequence[Any], value: Any) -> str:
+    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
+    names = [*map(str, path)]  # a mapping may have numbers
+    found, at = _descend(node, path)
+    if at == len(path):
+        if isinstance(found, dict) and isinstance(value, dict):
+            for key, below in value.items():
+                if unknown := _first_unknown(found, [key], below):
+                    return ".".join([*names, unknown])
+        return ""
+    is_in_list = isinstance(found, list | None) and names[at].isdecimal()
+    if at and (is_in_list or (isinstance(found, list) and found)):
+        return ""  # `with_value` names the whole list
+    in_schema = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+    if at and names[at - 1].isdecimal() and in_schema:
+        return ""  # elements may lack keys
+    return ".".join(names)
+
+
+def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:
+    """Return the deepest value on a path that is there, and how many of its keys lead there."""
+    for at, key in enumerate(path):
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return node, at
+    return node, len(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from expt.errors import ConfigError
 from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
+    from expt.command.grammar import Override
     from expt.config.schema import RunConfig
     from expt.planning.plan import Planned
 
@@ -29,6 +30,7 @@ EXAMPLES = """examples
   python -m expt plan model=resnet18 dataset=cifar10 gpus=1 batch_size=1024
 """
 GPT2_VOCABULARY = 50_257
+"""The tokens of GPT-2's tokenizer, which a plan assumes where the file of another is not here."""
 
 
 @progress.phase("planning")
@@ -42,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     )
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
-    config, vocabulary = _asked(options)
+    config, vocabulary = _configured(options)
     from expt.planning.plan import planned  # late: it imports torch
 
     found = planned(config, vocabulary)
@@ -52,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
+def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     """Return the configuration on a machine that has the GPUs it names, and the vocabulary."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
@@ -61,25 +63,37 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from expt.config.parse import parse
 
     words = list(map(grammar.readable, options.words))
-    for each in grammar.parse(words):
-        if each.is_sweep_override():
-            raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
-        group = re.split("[./]", each.key_or_group)[0]
-        if group in ("fork", "hydra", "resume", "search", "sweep"):
-            raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
+    _refuse_words(grammar.parse(words))
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
             composed.dataset.root = "."  # a plan reads files only for facts that its settings lack
     settings = compose.settings_of(composed) | {"weights": None}
-    vocabulary, tokenizer = options.vocabulary, str((settings.get("dataset") or {}).get("tokens"))
-    if vocabulary is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
-        vocabulary = GPT2_VOCABULARY
-    config = parse(settings, _with_gpus(settings.get("gpus")))
-    return dataclasses.replace(config, strategy="ddp"), vocabulary
+    config = parse(settings, _machine_with(settings.get("gpus")))
+    # All strategies are planned, from one step of a model that none has divided.
+    config = dataclasses.replace(config, strategy="ddp")
+    return config, options.vocabulary or _vocabulary(settings)
 
 
-def _with_gpus(gpus: Any) -> machine.Machine:
+def _refuse_words(words: Sequence[Override]) -> None:
+    """Raise ConfigError for several values, and for words without effect on a plan."""
+    for each in words:
+        if each.is_sweep_override():
+            raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
+        group = re.split("[./]", each.key_or_group)[0]
+        if group in ("fork", "hydra", "resume", "search", "sweep"):
+            raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
+
+
+def _vocabulary(settings: Mapping[str, Any]) -> int | None:
+    """Return a usual number of tokens where the tokenizer's file is not here."""
+    tokenizer = str((settings.get("dataset") or {}).get("tokens"))
+    is_missing = tokenizer.endswith(".json") and not Path(tokenizer).exists()
+    return GPT2_VOCABULARY if is_missing else None
+
+
+def _machine_with(gpus: Any) -> machine.Machine:
+    """Return a machine with the GPUs that a plan names; this one where it names none."""
     number = max(gpus, default=-1) + 1 if isinstance(gpus, list) else gpus
     if not isinstance(number, int):
         return machine.detect()

@@ -17,7 +17,7 @@ from expt.errors import ConfigError
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, in_newest, without_copies
 from expt.runs.paths import is_sweep, write_atomically
-from expt.runs.result import COMPLETED, FAILED, LOST
+from expt.runs.result import COMPLETED, FAILED
 from expt.runs.view import verdict
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import (
@@ -55,22 +55,24 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
-    if asked.optuna:
-        _write_study(asked, Found.below(asked))
     asks_more = asked.verdict or asked.importance or asked.filter or asked.csv or asked.plot
     if asked.of_sweep and not asks_more:
-        _leaderboard(asked.folders[0], asked)
+        if asked.optuna:
+            _write_study(asked, Found.below(asked))
+        _print_leaderboard(asked.folders[0], asked)
         return 0
     found = Found.below(asked)
+    if asked.optuna:
+        _write_study(asked, found)
     if asked.verdict:
-        _judge(asked, found)
+        _print_verdict(asked, found)
     elif asked.importance:
-        _weigh(asked, found)
+        _print_importance(asked, found)
     elif asked.of_sweep and asked.filter and asked.csv != "-":
-        _filtered_leaderboard(asked, found)
+        _print_filtered_leaderboard(asked, found)
     else:
         report(Console(), asked, found)
-    found.tell_hidden(Console(stderr=asked.csv == "-"))
+    found.print_hidden(Console(stderr=asked.csv == "-"))
     return 0
 
 
@@ -84,17 +86,19 @@ class Found(NamedTuple):
     @classmethod
     def below(cls, asked: argparse.Namespace) -> Found:
         """Return the runs below the folders; with `--all`, or named one by one, none is hidden."""
-        runs = [run for folder in asked.folders for run in _below(folder)]
-        of_sweep: dict[Path, list[FoundRun]] = {}
-        for run in runs if not asked.all else ():
-            if run.folder not in asked.folders:
-                of_sweep.setdefault(run.folder.parent, []).append(run)
-        hidden = {sweep: in_newest(sweep, own)[1] for sweep, own in of_sweep.items()}
+        runs = list[FoundRun]()
+        for folder in asked.folders:
+            own = runs_below(folder)
+            if not own:
+                raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
+            runs += own
+        may_hide = [] if asked.all else [run for run in runs if run.folder not in asked.folders]
+        hidden = {sweep: in_newest(sweep, own)[1] for sweep, own in _by_sweep(may_hide).items()}
         left_out = {run.folder for each in hidden.values() for run in each}
         shown = [run for run in runs if run.folder not in left_out]
         return cls(shown, {sweep: each for sweep, each in hidden.items() if each})
 
-    def tell_hidden(self, console: Console) -> None:
+    def print_hidden(self, console: Console) -> None:
         """Print how many runs each sweep hides."""
         terminal.put(hidden=[str(run.folder.absolute()) for run in self._left_out])
         for sweep, runs in self.hidden.items():
@@ -106,9 +110,11 @@ class Found(NamedTuple):
         try:
             yield
         except ConfigError as error:
-            number = len(self._left_out)
-            more = f"; {number} more are hidden, as the newest grid no longer names them: add --all"
-            raise ConfigError(f"{option} {error}{more * bool(number)}".strip()) from None
+            text = f"{option} {error}".strip()
+            if number := len(self._left_out):
+                why = "as the newest grid no longer names them: add --all"
+                text += f"; {number} more are hidden, {why}"
+            raise ConfigError(text) from None
 
     def check(self, option: str, key: str | None, runs: Sequence[FoundRun] | None = None) -> None:
         """Raise ConfigError where an option gives a key that none of the runs has."""
@@ -116,30 +122,47 @@ class Found(NamedTuple):
             with self.naming(option):
                 check_key(key, self.runs if runs is None else runs)
 
-    def passing(
-        self, filters: Sequence[str], *, by_run: bool = False
-    ) -> tuple[list[FoundRun], list[FoundRun]]:
-        """Return the runs that pass, and the table that they are of, as `filtered` does.
+    def passing(self, filters: Sequence[str], *, by_run: bool = False) -> list[FoundRun]:
+        """Return the runs that pass, by row of a leaderboard or each by itself.
+
+        Raises ConfigError where none does.
+        """
+        if not by_run:
+            return self.in_rows(filters)[0]
+        with self.naming("--filter"):
+            kept = chosen(self.runs, filters)
+        self._refuse_none(kept, filters)
+        return kept
+
+    def in_rows(self, filters: Sequence[str]) -> tuple[list[FoundRun], list[FoundRun]]:
+        """Return the runs of rows that pass, and those of the whole table, as `filtered` does.
 
         Raises ConfigError where none passes.
         """
         with self.naming("--filter"):
-            if by_run:
-                kept, among = chosen(self.runs, filters), self.runs
-            else:
-                kept, among = filtered(self.runs, filters)
-        with self.naming():
-            if not kept:
-                wanted = " and ".join(filters) or "a place in a newest grid"
-                raise ConfigError(f"none of {len(self.runs)} runs has {wanted}")
+            kept, among = filtered(self.runs, filters)
+        self._refuse_none(kept, filters)
         return kept, among
+
+    def _refuse_none(self, kept: Sequence[FoundRun], filters: Sequence[str]) -> None:
+        if not kept:
+            wanted = " and ".join(filters) or "a place in a newest grid"
+            with self.naming():
+                raise ConfigError(f"none of {len(self.runs)} runs has {wanted}")
 
     @property
     def _left_out(self) -> list[FoundRun]:
         return [run for runs in self.hidden.values() for run in runs]
 
 
-def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
+def _by_sweep(runs: Sequence[FoundRun]) -> dict[Path, list[FoundRun]]:
+    found: dict[Path, list[FoundRun]] = {}
+    for run in runs:
+        found.setdefault(run.folder.parent, []).append(run)
+    return found
+
+
+def _print_leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     runs = read_runs(folder)
     if not runs:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
@@ -148,26 +171,25 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     print_forks(Console(), without_copies(runs)[0])
 
 
-def _filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None:
+def _print_filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None:
     """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
-    kept, among = found.passing(asked.filter)
+    kept, among = found.in_rows(asked.filter)
     found.check("--sort", asked.sort)
     best = best_of(asked.folders[0], kept)
     terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
     terminal.put(best=best and best.as_record)
     console, old = Console(), stale(kept)
-    written = _write_files(kept, asked)
+    _write_files(kept, asked)
     console.print(leaderboard(kept, asked.sort, stale=old, among=among))
     print_stale(console, old)
     of_all = f"{len(kept)} of {len(found.runs)} runs"
     say(console, f"shown        {of_all}: {' and '.join(asked.filter)}")
-    for what, file in written.items():
-        say(console, f"{what:<13}{file}")
+    _print_files(console, asked)
 
 
-def _judge(asked: argparse.Namespace, found: Found) -> None:
+def _print_verdict(asked: argparse.Namespace, found: Found) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    records, _ = found.passing(asked.filter)
+    records = found.passing(asked.filter)
     found.check("--metric", asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
@@ -185,9 +207,10 @@ def _judge(asked: argparse.Namespace, found: Found) -> None:
         say(console, line)
 
 
-def _weigh(asked: argparse.Namespace, found: Found) -> None:
+def _print_importance(asked: argparse.Namespace, found: Found) -> None:
     """Print how much each setting mattered for the objective."""
-    console, weights = Console(), importance(asked.folders[0], found.passing(asked.filter)[0])
+    console = Console()
+    weights = importance(asked.folders[0], found.passing(asked.filter))
     terminal.put(importance=weights)
     for tag, by in weights.items():
         table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
@@ -199,22 +222,17 @@ def _weigh(asked: argparse.Namespace, found: Found) -> None:
 
 def _write_study(asked: argparse.Namespace, found: Found) -> None:
     """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
-    try:
+    with _writing("--optuna", asked.optuna):
         if asked.optuna.exists():
             raise ConfigError(f"--optuna {asked.optuna}: is there already; choose another name")
-        study_of(asked.folders[0], found.passing(asked.filter)[0], asked.optuna)
-    except OSError as error:
-        raise ConfigError(f"--optuna {asked.optuna}: {error.strerror}") from None
+        study_of(asked.folders[0], found.passing(asked.filter), asked.optuna)
     say(Console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
 
 
 def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
     """Return the runs without the completed ones that break their search's limits."""
-    by_sweep: dict[Path, list[FoundRun]] = {}
-    for run in runs:
-        by_sweep.setdefault(run.folder.parent, []).append(run)
     broken = set[Path]()
-    for folder, own in by_sweep.items():
+    for folder, own in _by_sweep(runs).items():
         if (search := search_in(folder, own)) and search.limits:
             completed = [run for run in own if run.status == COMPLETED]
             broken.update(run.folder for run in completed if search.breaks_limits(run))
@@ -253,14 +271,14 @@ def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
     are_two = len(asked.folders) == len(found.runs) == 2 and is_plain
     runs = found.runs
     if not are_two:
-        runs = found.passing(asked.filter, by_run=not asked.of_sweep)[0]
+        runs = found.passing(asked.filter, by_run=not asked.of_sweep)
         found.check("--sort", asked.sort)
         runs = in_order(runs, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
         return
-    written = _write_files(runs, asked)
+    _write_files(runs, asked)
     old = stale(runs)
     if are_two:
         console.print(side_by_side(*runs))
@@ -268,20 +286,17 @@ def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
         print_listing(console, runs, old)
     print_ancestry(console, runs)
     print_stale(console, old)
-    print_lost(console, [run.folder for run in runs if run.status == LOST])
+    print_lost(console, runs)
     for run in [run for run in runs if run.status == FAILED][-SHOWN_FAILURES:]:
         say(console, f"failed       {run.folder.name}: {in_one_line(run.error)}")
-    for what, file in written.items():
-        say(console, f"{what:<13}{file}")
+    _print_files(console, asked)
 
 
-def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> dict[str, object]:
-    """Write the table and the curves that are asked for; return the file of each."""
+def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
+    """Write the table and the curves that are asked for."""
     if asked.csv:
-        try:
+        with _writing("--csv", asked.csv):
             write_atomically(Path(asked.csv), listing_csv(runs))
-        except OSError as error:
-            raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
@@ -289,11 +304,19 @@ def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> dict[st
             curves.learning_curves(runs, asked.plot)
         except ConfigError as error:
             raise ConfigError(f"--plot {error}") from None
-    return {what: file for what, file in (("table", asked.csv), ("curves", asked.plot)) if file}
 
 
-def _below(folder: Path) -> list[FoundRun]:
-    runs = runs_below(folder)
-    if not runs:
-        raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
-    return runs
+def _print_files(console: Console, asked: argparse.Namespace) -> None:
+    if asked.csv:
+        say(console, f"table        {asked.csv}")
+    if asked.plot:
+        say(console, f"curves       {asked.plot}")
+
+
+@contextlib.contextmanager
+def _writing(option: str, file: object) -> Iterator[None]:
+    """Raise ConfigError, with the option, for a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror}") from None

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from expt import machine
 from expt.command import terminal
-from expt.command.command_line import words_of
+from expt.command.command_line import kept_words, last_value
 from expt.command.words import Parser
 from expt.config import kept_code, own_code
 from expt.config import parse as parsing
 from expt.config.identity import Identity, digest
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher, refuse_in_torchrun
@@ -47,25 +48,14 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
     Raises ConfigError where that is not a run's folder or it can't run here, RunFailed or
     Interrupted as any run.
     """
-    key, is_setting, value = str(new or "").partition("=")
-    if is_setting and "/" not in key:
-        instead = f"{value} alone" if key == "hydra.run.dir" else f"./{new}"
-        raise ConfigError(
-            f"{new}: a rerun repeats the recorded settings and takes no others; start a new run"
-            f" for that. If this is the new folder, write {instead}"
-        )
-    into = None if new is None else Path(new)
-    from expt.command.run import Command, train  # late: Hydra
+    into = None if new is None else _folder_named(new)
+    from expt.command.run import Command, removed_if_refused, train  # late: Hydra
 
     how = launcher()
     refuse_in_torchrun("a rerun")
-    then = result_of_any(RunPaths(folder))
-    if then.get("status") == DAMAGED:
-        raise ConfigError(f"{RunPaths(folder).result}: is damaged")
-    if not {"config", "identity", "content", "arguments"} <= then.keys():
-        raise ConfigError(f"{folder}: {no_run(folder)}")
+    then = _record_of(folder)
     kept_code.find_kept(RunPaths(folder).code)
-    config = settings_of(then, RunPaths(folder))
+    config = config_at_start(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)
     if into is not None and not RunPaths(into).result.exists():
@@ -76,12 +66,13 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
 
     this = Command(how, typed_at, terminal.console(quiet=False))
     files = {each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")}
-    request = this.request(then["arguments"], config, run_paths, hydra=files)
-    for line in _differences(config, request.identity, then):
+    with removed_if_refused(run_paths):
+        identity = identity_of(config, run_paths)
+    for line in _differences(config, identity, then):
         warn(line)
-    about: Record = {**request.about, "rerun_of": str(folder)}
+    words = then["arguments"]
     try:
-        train(this, dataclasses.replace(request, about=about))
+        train(this, words, config, run_paths, hydra=files, identity=identity, rerun_of=folder)
     finally:
         this.sending.close()
         this.sending.wait()
@@ -89,10 +80,44 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
     return run_paths
 
 
+def _folder_named(new: str | Path) -> Path:
+    """Return the new folder. Raises ConfigError where a setting is typed in its place."""
+    key, is_setting, value = str(new).partition("=")
+    if is_setting and "/" not in key:
+        instead = f"{value} alone" if key == "hydra.run.dir" else f"./{new}"
+        raise ConfigError(
+            f"{new}: a rerun repeats the recorded settings and takes no others; start a new run"
+            f" for that. If this is the new folder, write {instead}"
+        )
+    return Path(new)
+
+
+def _record_of(folder: Path) -> Record:
+    """Return the record of a run that got its settings. Raises ConfigError where there is none."""
+    record = result_of_any(RunPaths(folder))
+    if record.get("status") == DAMAGED:
+        raise ConfigError(f"{RunPaths(folder).result}: is damaged")
+    if not {"config", "identity", "content", "arguments"} <= record.keys():
+        raise ConfigError(f"{folder}: {no_run(folder)}")
+    return record
+
+
+def config_at_start(then: Record, run_paths: RunPaths) -> RunConfig:
+    """Return the configuration with which a run began, checked against this machine."""
+    config = parsing.parse(parsing.settings_of(then["config"]), machine.detect())
+    if config.resume != "auto":
+        return config
+    # It was interrupted and resumed; its source is in the overrides typed at first.
+    source = last_value(kept_words(run_paths), "resume")
+    return dataclasses.replace(config, resume=None if source in ("auto", "null") else source)
+
+
 def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
+    """Return a line for each part of the run's identity that has changed since."""
     before, found = then["content"], list[str]()
-    begun = (dataclasses.replace(config, resume=x) for x in (None, then["config"]["resume"]))
-    if then["identity"] not in (digest(each, before) for each in begun):
+    sources = (None, then["config"]["resume"])
+    digests = [digest(dataclasses.replace(config, resume=source), before) for source in sources]
+    if then["identity"] not in digests:
         found.append("what the run took from the environment differs now")
     if before.get("data") != now.content.get("data"):
         found.append("the dataset's files differ now")
@@ -102,19 +127,6 @@ def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
     if code is not None and (before.get("code") != code or own_code.changed(then)):
         found.append("the source of the run's custom classes differs now")
     return found
-
-
-def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
-    """Return the configuration with which a run began, checked against this machine."""
-    config = parsing.parse(parsing.settings_of(then["config"]), machine.detect())
-    if config.resume != "auto":
-        return config
-    # It was interrupted and resumed; its source is in the overrides typed at first.
-    words = words_of(run_paths.overrides) if run_paths.overrides.exists() else []
-    typed = [word.partition("=") for word in words]
-    begun = [value.strip("'\"") for key, _, value in typed if key == "resume"]
-    source = begun[0] if begun and begun[0] not in ("auto", "null") else None
-    return dataclasses.replace(config, resume=source)
 
 
 def compare(then: Record, now: Record) -> None:

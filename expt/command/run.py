@@ -9,23 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from expt import machine
-from expt.command import compose, terminal
+from expt.command import terminal
 from expt.command.grammar import about_run
-from expt.command.hydra_part import environment_of, folder_of, hydra_files
-from expt.config.groups import GROUPS
-from expt.config.keys import without_effect
-from expt.config.parse import parse
+from expt.config.identity import Identity
 from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
-from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
+from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.runs.overrides import key_of
-from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
+from expt.runs.paths import RunPaths, is_held, remove_empty
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_result
 from expt.runs.view.text import Console
@@ -97,54 +91,40 @@ class Command:
     began: bool = False
     """True once a run or a sweep has its folder."""
 
-    def request(
-        self,
-        words: Sequence[str],
-        config: RunConfig,
-        paths: RunPaths,
-        *,
-        settings: Mapping[str, Any] = {},
-        hydra: Mapping[str, str] = {},
-        env: Mapping[str, str] = {},
-    ) -> RunRequest:
-        """Return the request for the run of this command; see RunRequest for the arguments."""
-        self.began = True
-        with _removed_if_refused(paths):
-            identity = identity_of(config, paths)
-        return RunRequest(
-            config=config,
-            settings=settings,
-            identity=identity,
-            paths=paths,
-            about=about_run(paths.folder.name, words, config),
-            hydra=hydra,
-            env=env,
-            typed_at=self.typed_at,
-        )
 
+def train(
+    this: Command,
+    words: Sequence[str],
+    config: RunConfig,
+    paths: RunPaths,
+    *,
+    settings: Mapping[str, Any] = {},
+    hydra: Mapping[str, str] = {},
+    env: Mapping[str, str] = {},
+    identity: Identity | None = None,
+    rerun_of: Path | None = None,
+) -> float | None:
+    """Train the run of the command in its folder; return the value of its objective.
 
-def run_one(this: Command, composed: DictConfig, words: Sequence[str]) -> float | None:
-    """Train the run of a configuration, which `words` ask for; return its objective's value."""
-    refuse_overruled(composed, words)
-    settings = compose.settings_of(composed)
-    config = parse(settings, machine.detect())
-    for line in without_effect(config, map(key_of, words)):
-        warn(line)
-    paths = RunPaths(folder_of(composed, "run"))
-    if not paths.result.exists():
-        refuse_mixed(paths.folder, "hydra.run.dir")
-    compose.place(composed, paths.folder)
-    typed = [word for word in words if word != "resume=auto"]
-    files, env = hydra_files(composed, typed), environment_of(composed)
-    request = this.request(words, config, paths, settings=settings, hydra=files, env=env)
-    return train(this, request)
-
-
-def train(this: Command, request: RunRequest) -> float | None:
-    """Train one run in its folder; return the value of its objective."""
-    config, paths = request.config, request.paths
+    See RunRequest for the arguments; an `identity` that is known spares a look at the files.
+    """
+    this.began, about = True, about_run(paths.folder.name, words, config)
+    if rerun_of is not None:
+        about["rerun_of"] = str(rerun_of)
+    with removed_if_refused(paths):
+        identity = identity or identity_of(config, paths)
+    request = RunRequest(
+        config=config,
+        settings=settings,
+        identity=identity,
+        paths=paths,
+        about=about,
+        hydra=hydra,
+        env=env,
+        typed_at=this.typed_at,
+    )
     try:
-        with _removed_if_refused(paths):
+        with removed_if_refused(paths):
             if config.preflight:
                 from expt.command.preflight import preflight  # late: tables
 
@@ -162,7 +142,7 @@ def train(this: Command, request: RunRequest) -> float | None:
 
 
 @contextlib.contextmanager
-def _removed_if_refused(paths: RunPaths) -> Iterator[None]:
+def removed_if_refused(paths: RunPaths) -> Iterator[None]:
     """Remove the run's folder if the body is refused or interrupted and has left nothing in it."""
     is_there = paths.hydra.exists()  # of an earlier command
     try:
@@ -183,16 +163,3 @@ def remove_unused(run_paths: RunPaths) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             run_paths.lock.unlink(missing_ok=True)
             remove_empty(folder)
-
-
-def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
-    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
-    typed = {key_of(word): word for word in words}
-    for group, members in GROUPS.items():
-        choice = typed.get(group, "").partition("=")[2]
-        node = composed.get(group)
-        is_class = isinstance(node, DictConfig) and "_target_" in node
-        if choice in members and is_class and f"{group}._target_" not in typed:
-            raise ConfigError(
-                f"{group}={choice}: a YAML file sets {group} to {node._target_}; leave one out"
-            )

@@ -15,6 +15,7 @@ from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
+from expt.config.constraints import typed
 from expt.config.identity import REPEATED, shown
 from expt.config.keys import without_effect
 from expt.config.kinds import metrics_of
@@ -48,7 +49,7 @@ class SearchCommand:
         self._sweep, self._config = sweep, sweep.config
         self._settings = parse_search(_plain(sweep.config.search))
         self._budget = None if self._settings.budget is None else Budget(self._settings.budget)
-        self._fixed, self._axes = self._parted(words)
+        self._fixed, self._axes = self._split_words(words)
 
     def run(self) -> None:
         """Search until there are as many trials as were asked for.
@@ -63,8 +64,13 @@ class SearchCommand:
         if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
-        display = SweepObserver(sweep.console, total=total, folder=sweep.folder, what="search")
-        display.note = lambda job: "  best so far" if search.is_new_best(job.paths) else ""
+        display = SweepObserver(
+            sweep.console,
+            total=total,
+            folder=sweep.folder,
+            what="search",
+            note=lambda job: "  best so far" if search.is_new_best(job.paths) else "",
+        )
         try:
             sweep.carry_out(
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
@@ -87,7 +93,7 @@ class SearchCommand:
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(Console(), f"{what} of {self._settings.runs}{before}")
 
-    def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _split_words(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the overrides that all trials share, and the axes."""
         own = [
             each for each in last_of_each(words) if each.key_or_group.partition(".")[0] != "search"
@@ -114,18 +120,13 @@ class SearchCommand:
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
         refuse_repetitions(space, self._config_of)
-        config = self._checked()
+        config = self._check_trials()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         for line in without_effect(config, map(key_of, self._fixed), self._keys):
             warn(line)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
-        reader = Reader(
-            space=space,
-            goals=goals,
-            limits=limits,
-            differences=self._differences,
-        )
+        reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
         found.nearest = self._nearest
@@ -137,7 +138,7 @@ class SearchCommand:
     def _config_of(self, values: Values) -> RunConfig:
         return self._sweep.open().config_of([*self._fixed, *self._space.words(values)])
 
-    def _checked(self) -> RunConfig:
+    def _check_trials(self) -> RunConfig:
         """Return the configuration of one trial, after a look at each choice and each end.
 
         Raises ConfigError where no such trial can begin, or where rungs could not compare them.
@@ -199,18 +200,14 @@ class SearchCommand:
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         settings = keys.differing(then, now, "result")
         settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
-        found = {
-            (short := key.removesuffix(".name")): (
-                f"{short}={keys.typed(then.get(key))} there, {keys.typed(now.get(key))} here"
-            )
-            for key in settings
-        }
-        made: Mapping[str, Any] = record.get("content", {})
-        parts = [
-            part
-            for part in ("data", "code", "weights")
-            if made.get(part) != known.content.get(part)
-        ]
+        found = dict[str, str]()
+        for key in settings:
+            short = key.removesuffix(".name")
+            found[short] = f"{short}={typed(then.get(key))} there, {typed(now.get(key))} here"
+        before: Mapping[str, Any] = record.get("content", {})
+        content: Mapping[str, Any] = known.content
+        names = ("data", "code", "weights")
+        parts = [part for part in names if before.get(part) != content.get(part)]
         if not next(iter(settings), "").startswith("dataset."):  # which would give other data
             found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}
         return found or {"its code": "its code has changed since"}
@@ -247,7 +244,10 @@ class SearchCommand:
             if trial.folder is None or trial in unfinished:
                 continue
             if trial.number is not None:
-                display.known(trial.folder if trial.status == PRUNED else None)
+                if trial.status == PRUNED:
+                    display.count_pruned(trial.folder)
+                else:
+                    display.count_ended()
             if trial.status in (COMPLETED, PRUNED):
                 self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         has_room = runner.has_room if isinstance(runner, Pool) else None

@@ -24,7 +24,6 @@ from expt.command.grammar import (
     readable,
 )
 from expt.config import keys
-from expt.config.explained import value_at
 from expt.config.identity import REPEATED, digest
 from expt.config.parse import wrong_values
 from expt.config.schema import RunConfig
@@ -53,7 +52,7 @@ def space_of(
     """
     reader = _Reader(composer, settings_of, machine)
     axes = [reader.axis(each) for each in parse(words) if each.is_sweep_override()]
-    space = Space(tuple(reader.checked(each, Space(tuple(axes))) for each in axes))
+    space = Space(tuple(reader.check(each, Space(tuple(axes))) for each in axes))
     for condition in _in_order(map(_condition, when)):
         space = Space((*space.parameters, *reader.conditional(condition, space)))
     if not space.parameters:
@@ -172,9 +171,9 @@ class _Reader:
                 known, hint = ",".join(choices), did_you_mean(condition.choice, choices)
                 why = f"{condition.choice} is none of {condition.name}={known}.{hint}"
                 raise ConfigError(f"{condition.word}: {why}")
-            yield self.checked(replace(parameter, when=(condition.name, choice)), space)
+            yield self.check(replace(parameter, when=(condition.name, choice)), space)
         elif self._is_fixed(condition, space):
-            yield self.checked(parameter, space)
+            yield self.check(parameter, space)
 
     def _is_fixed(self, condition: Condition, space: Space) -> bool:
         """Return whether all trials have that choice of a key that is not searched.
@@ -196,7 +195,7 @@ class _Reader:
                 raise ConfigError(f"{condition.word}: {choice} is no {name}.{hint}")
         return bool(_as_recorded(parse_one(f"{name}={choice}").value()) == _as_recorded(value))
 
-    def checked(self, parameter: Parameter, space: Space) -> Parameter:
+    def check(self, parameter: Parameter, space: Space) -> Parameter:
         """Return the parameter, of integers where its key takes no other number.
 
         So it is for an argument of a custom class that has an integer, with whole ends. Raises
@@ -208,7 +207,9 @@ class _Reader:
         if "${" in str(parameter.meant):
             resolved = [self._settings_of([*words, parameter.word(x)]) for x in parameter.choices]
             path = parameter.name.split(".")
-            parameter = replace(parameter, meant=tuple(value_at(each, path) for each in resolved))
+            parameter = replace(
+                parameter, meant=tuple(keys.value_at(each, path) for each in resolved)
+            )
         self._settings_of([*words, parameter.word(parameter.at(0))])  # else there is no such key
         settings = self._settings_of(words)
 

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from expt import registry
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS
-from expt.dashboards.sender import Sender
-from expt.dashboards.trackers import COPIES, in_a_line, snapshot
-from expt.errors import ConfigError, ExptError, require
+from expt.dashboards.sender import Sender, require_package
+from expt.dashboards.snapshot import snapshot
+from expt.dashboards.trackers import in_a_line
+from expt.errors import ConfigError, ExptError
 from expt.runs.found import results_below
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import Console, say
@@ -27,8 +29,8 @@ Nothing is sent twice. The destination is in a run's configuration (send=[mlflow
 mlflow.experiment=...); options override it.
 """
 OPTIONS = {
-    name: [field.name for field in dataclasses.fields(settings)][:2]
-    for name, (settings, _) in COPIES.items()
+    name: [each.name for each in dataclasses.fields(settings) if each.name != "checkpoints"][:2]
+    for name, settings in registry.trackers().items()
 }
 """The destination in each tracker: its first two settings."""
 
@@ -59,7 +61,7 @@ def main(words: Sequence[str]) -> int:
         )
     for name, some in chosen.items():
         if some:
-            require(f"--to {name}", name, extra=name)
+            require_package(name, f"--to {name}")
     for name, some in chosen.items():
         if some:
             _send(name, some, asked)

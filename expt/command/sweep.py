@@ -22,10 +22,9 @@ from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
-from expt.config.explained import value_at
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
-from expt.config.keys import without_effect
+from expt.config.keys import value_at, without_effect
 from expt.config.parse import parse as parsed
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
@@ -84,9 +83,7 @@ class Sweep:
             try:
                 self._lock.acquire()
             except Timeout:
-                raise FolderInUse(
-                    f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
-                ) from None
+                raise paths.in_use(f"hydra.sweep.dir={self.folder}") from None
             self._opened = SweepFolder(self.folder, self.composer, self.machine)
         return self._opened
 
@@ -229,8 +226,9 @@ class Sweep:
 class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with the events of a sweep's runs."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
-        super().__init__(console, total=total, folder=folder, what=what)
+    def __init__(self, console: Console, *, total: int, folder: Path, **how: Any) -> None:
+        """Take arguments as SweepDisplay does."""
+        super().__init__(console, total=total, folder=folder, **how)
         self.runs: dict[Job, list[SweepRun]] = {}
         """The requested runs of each job: a grid may name one twice."""
 

@@ -16,7 +16,7 @@ from expt import progress
 from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
 from expt.config.kinds import chosen_metric
-from expt.errors import Diverged, ExptError, OutOfMemory, decimals, printable
+from expt.errors import Diverged, ExptError, OutOfMemory, counted, decimals, printable
 from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
 from expt.runs.failure import alike, in_one_line
@@ -31,11 +31,35 @@ LINES_S = 0.1
 """How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
 
 
+class _Every:
+    """A moment that comes again after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._next = seconds, 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the moment has come; the next one is counted from now."""
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
 class SweepDisplay(Observer):
     """A sweep that is under way, and the lines of its workers; plain without a terminal."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total: int,
+        folder: Path,
+        what: str = "sweep",
+        note: Callable[[Job], str] = lambda _: "",
+    ) -> None:
+        """Take the text `note` to add to the line of a run that has ended."""
         self._console, self.total, self._folder, self._what = console, total, folder, what
+        self._note = note
         is_live = console.is_terminal and not console.is_dumb_terminal
         live = Live(console=console, refresh_per_second=4, transient=True)
         self._live = live if is_live else None
@@ -51,15 +75,13 @@ class SweepDisplay(Observer):
         """The number of runs that were moved to other GPUs, by the faults of theirs."""
         self._skipped = 0
         self._busy_s = 0.0
-        self._next = self._next_printed = self._next_lines = 0.0
+        self._lines_due, self._printed_due = _Every(LINES_S), _Every(PRINTED_S)
+        self._table_due = _Every(REFRESH_S)
         self._lines: list[Text] = []
         self._best = ""
-        self.note: Callable[[Job], str] = lambda _: ""
-        """The text to add to the line of a run that has ended."""
 
     def __enter__(self) -> SweepDisplay:
-        runs = f"{self.total} run{'s' * (self.total != 1)}"
-        say(self._console, f"{self._what} of {runs} in {self._folder}")
+        say(self._console, f"{self._what} of {counted(self.total, 'run')} in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -74,12 +96,13 @@ class SweepDisplay(Observer):
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def known(self, pruned: Path | None = None) -> None:
-        """Count a trial of an earlier command, which has ended or is `pruned` in this folder."""
-        if pruned is not None:
-            self._pruned.add(pruned)
-        else:
-            self._skipped += 1
+    def count_ended(self) -> None:
+        """Count a trial that has ended in an earlier command."""
+        self._skipped += 1
+
+    def count_pruned(self, folder: Path) -> None:
+        """Count a trial that an earlier command has pruned."""
+        self._pruned.add(folder)
 
     def repeated(self, job: Job) -> None:
         """Show a run that the grid names a second time."""
@@ -101,7 +124,7 @@ class SweepDisplay(Observer):
         """Show that a run has completed, was pruned, has failed, or was interrupted."""
         self._forget(job)
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
-        note = self.note(job)
+        note = self._note(job)
         if note and not job.error:
             self._best = f"; best so far {_reached(job)}, {job.name}"
         if job.status == PRUNED:
@@ -141,20 +164,17 @@ class SweepDisplay(Observer):
     def tick(self, active: Sequence[Job]) -> None:
         """Read new lines of the running ones, and show them."""
         now = time.monotonic()
-        if now >= self._next_lines:
+        if self._lines_due.is_due(now):
             self._print_lines()
-            self._next_lines = now + LINES_S
-        if now >= self._next_printed:
-            self._next_printed = now + PRINTED_S
+        if self._printed_due.is_due(now):
             for job in active:
                 self._show_printed(job)
         if self._live is None:
             if active and progress.is_quiet():
                 say(self._console, self._totals(len(active)))
             return
-        if now < self._next:
+        if not self._table_due.is_due(now):
             return
-        self._next = now + REFRESH_S
         for job in active:
             if job not in self._states:
                 self._states[job] = RunState(job.paths, epochs=request_of(job).config.epochs)

@@ -19,8 +19,8 @@ from expt.command.grammar import about_run, parse_one
 from expt.command.hydra_part import environment_of, hydra_files
 from expt.config import kept_code, own_code
 from expt.config.constraints import kind
-from expt.config.explained import value_at
 from expt.config.identity import LENGTH, Content, Identity, digest
+from expt.config.keys import value_at
 from expt.config.parse import parse, recorded
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of

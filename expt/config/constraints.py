@@ -139,3 +139,16 @@ def plain(value: Any) -> Any:
 def names_of(kind: Any) -> tuple[str, ...]:
     """Return the names of a dataclass's fields."""
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def typed(value: Any) -> str:
+    """Return a value as it is typed on the command line: null, true, [1,2], {a:1}."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{typed(each)}' for key, each in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -57,13 +57,18 @@ class Identity:
 
 
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:
-    """Return 12 hexadecimal digits for the settings that count, without the keys `but`."""
-    settings = keys.counted(config)
+    """Return 12 hexadecimal digits for the settings that count, without the keys `but`.
+
+    Without all of REPEATED the digest is seedless: a fork is of a seedless run, too, and values
+    that follow those keys by an interpolation count as they are written.
+    """
+    settings = keys.settings_that_count(config)
     settings |= {f"dataset.{key}": text for key, text in config.dataset.counted_as.items()}
     found: dict[str, Any] = {**content}
-    seedless = found.pop("seedless_fork", None)
-    if {*REPEATED} <= {*but}:
-        found["fork"] = seedless
+    seedless_fork = found.pop("seedless_fork", None)
+    is_seedless = {*REPEATED} <= {*but}
+    if is_seedless:
+        found["fork"] = seedless_fork
         settings = _as_written(settings, config.following)
         for part in {_FILES_OF.get(key.partition(".")[0], "") for key in config.following}:
             found.pop(part, None)
@@ -122,11 +127,10 @@ def typed_hyperparameters(
 
     Also the choices that are not settings, such as `experiment`.
     """
-    shown = hyperparameters(settings)
-    words = {word.replace("._target_", ".target"): value for word, value in flat(overrides).items()}
-    words |= {f"{word}.target": None for word in words if shown.get(word) == "_target_"}
-    choices = {
-        word: str(value) for word, value in words.items() if word.partition(".")[0] not in settings
+    every, given = hyperparameters(settings), flat(overrides)
+    typed = {word.replace("._target_", ".target") for word in given}
+    typed |= {f"{word}.target" for word in typed if every.get(word) == "_target_"}  # its class
+    others = {
+        word: str(value) for word, value in given.items() if word.partition(".")[0] not in settings
     }
-    typed = {key: value for key, value in shown.items() if key.replace(".kwargs", "") in words}
-    return choices | typed
+    return others | {key: every[key] for key in every if key.replace(".kwargs", "") in typed}

@@ -16,8 +16,9 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain
+from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, names_of, plain, typed
 from expt.config.groups import GROUPS
+from expt.config.key_types import classes_at, classes_in, hints_at, hints_of, takes_text
 from expt.config.schema import RunConfig
 
 Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
@@ -82,6 +83,10 @@ def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
     return meaning(key, settings.get(f"{key.partition('.')[0]}.name"))
 
 
+_DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
+"""The meaning of a key that no annotation says more of."""
+
+
 @functools.cache
 def meaning(key: str, member: str | None = None) -> Key:
     """Return the meaning of the dotted `key`, every field of it filled in.
@@ -91,35 +96,10 @@ def meaning(key: str, member: str | None = None) -> Key:
     """
     parts, found = key.split("."), _DEFAULT
     for end in range(1, len(parts) + 1):
-        if not (hints := _hints_at(parts[:end], member)):
+        if not (hints := hints_at(parts[:end], member)):
             break
         found = _below(found, _annotation(hints[0]))
     return found
-
-
-def _hints_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
-    """Return the types of the key at a path, of each class that may have it."""
-    *above, last = path
-    every = map(_hints, _classes_at(above, member, root))
-    return [hints[last] for hints in every if last in hints]
-
-
-def _classes_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
-    """Return the dataclasses that may lie at a path, where `member` is chosen of its group."""
-    if not path:
-        return [root]
-    if root is RunConfig and len(path) == 1 and path[0] in GROUPS:
-        members = GROUPS[path[0]]
-        return [members[member]] if member in members else [*members.values()]
-    if path[-1].isdigit():  # the elements of a list have the class that its type names
-        return _classes_at(path[:-1], member, root)
-    return [cls for hint in _hints_at(path, member, root) for cls in classes_in(hint)]
-
-
-def names_around(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
-    """Return the keys that there are next to the last one of `path`, in a configuration `node`."""
-    member = kind(node.get(path[0])) if path[0] in GROUPS else None
-    return [name for cls in _classes_at(path[:-1], member, root) for name in names_of(cls)]
 
 
 def example_of(path: Sequence[str]) -> str:
@@ -127,7 +107,7 @@ def example_of(path: Sequence[str]) -> str:
     key = ".".join(part for part in path if not part.isdigit())
     if example := meaning(key).example:
         return in_a_shell(example)
-    below = next((names_of(cls)[0] for cls in _classes_at(path)), None)
+    below = next((names_of(cls)[0] for cls in classes_at(path)), None)
     if below is None:
         return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
     return f"{key}.{below}=..." if key in holders() else in_a_shell(f"{key}=[{{{below}: ...}}]")
@@ -147,10 +127,7 @@ def holders() -> tuple[str, ...]:
     def is_bare(hint: Any) -> bool:  # and not in a union or a list
         return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
 
-    return tuple(key for key in found if any(map(is_bare, _hints_at(key.split(".")))))
-
-
-_DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
+    return tuple(key for key in found if any(map(is_bare, hints_at(key.split(".")))))
 
 
 def _below(above: Key, own: Key | None) -> Key:
@@ -176,86 +153,21 @@ def _annotation(hint: Any) -> Key | None:
     return None
 
 
-def classes_in(hint: Any) -> Iterator[type]:
-    """Yield the dataclasses that a type names, also in unions and lists."""
-    return filter(dataclasses.is_dataclass, _leaves([hint]))
-
-
-def choices_of(key: str) -> tuple[str, ...]:
-    """Return the values of a setting as they are typed; none for a number or a text."""
-    values = dict.fromkeys(value for leaf in _types_of(key) for value in _values(leaf))
-    return tuple(values) if values.keys() - {"null"} else ()
-
-
-def _values(leaf: Any) -> Iterable[str]:
-    if typing.get_origin(leaf) is typing.Literal:
-        return map(typed, typing.get_args(leaf))
-    return {bool: ("true", "false"), types.NoneType: ("null",)}.get(leaf, ())
-
-
-def takes_null(key: str) -> bool:
-    """Return whether a setting may be null."""
-    return types.NoneType in _types_of(key)
-
-
-def takes_list(key: str) -> bool:
-    """Return whether a setting may be a list; any may that is not in the schema."""
-    hints = _hints_at(key.split("."))
-    return not hints or any(typing.get_origin(each) is tuple for each in _leaves(hints, ()))
-
-
-@functools.cache
-def takes_text(key: str) -> bool:
-    """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    found = _types_of(key)
-    return bool(found) and found.keys() <= {str, types.NoneType, Ellipsis}
-
-
-@functools.cache
-def may_be_text(key: str) -> bool:
-    """Return whether a setting, or an element of it, may be any text, as a secret is."""
-    found = _types_of(key)
-    literals = {leaf for leaf in found if typing.get_origin(leaf) is typing.Literal}
-    return not found or not found.keys() - literals <= {bool, int, float, types.NoneType, Ellipsis}
-
-
-def _types_of(key: str) -> dict[Any, None]:
-    """Return the types of a setting, or of the elements of its list, in the order of the schema."""
-    path = re.sub(r"(\.\d+)+$", "", key).split(".")
-    return dict.fromkeys(_leaves(_hints_at(path)))
-
-
-def _leaves(hints: Iterable[Any], lists: tuple[type, ...] = (tuple,)) -> Iterator[Any]:
-    """Yield the types in types: of unions their members, of `lists` their elements."""
-    for hint in hints:
-        origin, inside = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (typing.Annotated, typing.Union, types.UnionType, *lists):
-            yield from _leaves(inside[:1] if origin is typing.Annotated else inside, lists)
-        else:
-            yield hint
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
-
-
 @functools.cache
 def all_keys() -> Mapping[str, Key]:
     """Return the meaning of every key in the schema, of all members of groups."""
     found: dict[str, Key] = {}
-    for name, hint in _hints(RunConfig).items():
-        members = GROUPS[name].items() if name in GROUPS else ((None, cls) for cls in [None])
+    for name, hint in hints_of(RunConfig).items():
         found.setdefault(name, meaning(name))
-        for member, cls in members:
-            for holder in [cls] if cls else classes_in(hint):
-                for key in _keys_below(holder, name):
-                    found.setdefault(key, meaning(key, member))
+        of_group = GROUPS[name].items() if name in GROUPS else ()
+        for member, holder in of_group or [(None, cls) for cls in classes_in(hint)]:
+            for key in _keys_below(holder, name):
+                found.setdefault(key, meaning(key, member))
     return found
 
 
 def _keys_below(kind: type, prefix: str) -> Iterator[str]:
-    for name, hint in _hints(kind).items():
+    for name, hint in hints_of(kind).items():
         if typing.get_origin(hint) is not typing.ClassVar:
             yield f"{prefix}.{name}"
             for below in classes_in(hint):
@@ -267,7 +179,7 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
-def described(key: str) -> str:
+def effects_in_words(key: str) -> str:
     """Return in words the effect of a change of the setting; nothing where it makes another run."""
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
@@ -297,16 +209,16 @@ def without_effect(
 
     Left out are those that have one with other values of the `varied` keys.
     """
-    settings = flat(plain(config))
-    idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
-    found = {key: ", ".join(_conditions(key, meaning_in(settings, key))) for key in idle}
-    for key in idle:
-        conditions = meaning_in(settings, key).only_if
-        if any(other in varied or other.partition(".")[0] in varied for other in conditions):
-            del found[key]
-    return [
-        f"{key}={typed(settings[key])}: has no effect, {why}" for key, why in found.items() if why
-    ]
+    settings, found = flat(plain(config)), list[str]()
+    for key in dict.fromkeys(given):
+        if not settings.get(key) or not is_idle(key, settings):
+            continue
+        meant = meaning_in(settings, key)
+        others = {*meant.only_if, *(other.partition(".")[0] for other in meant.only_if)}
+        why = ", ".join(_conditions(key, meant))
+        if why and others.isdisjoint(varied):
+            found.append(f"{key}={typed(settings[key])}: has no effect, {why}")
+    return found
 
 
 def evaluated() -> tuple[str, ...]:
@@ -322,44 +234,40 @@ def evaluation_values() -> dict[str, Any]:
     return {name: yaml.safe_load(value) for name, value in values.items() if value is not None}
 
 
-def counted(config: RunConfig) -> dict[str, Any]:
+def settings_that_count(config: RunConfig) -> dict[str, Any]:
     """Return, flat, the settings that can change a run's numbers.
 
     Each key of a dictionary is one setting, whatever lies below it, so no two are mixed up.
     """
-    found: dict[str, Any] = {}
-    conditions: list[tuple[str, Mapping[str, Any]]] = []
-    _collect(config, "", None, found, conditions)
-    for key, only_if in conditions:
-        if not _has_effect(only_if, found):
+    every = [*_changing(config)]
+    found = {key: value for key, value, _ in every}
+    for key, _, only_if in every:
+        if only_if and not _has_effect(only_if, found):
             del found[key]
     return found
 
 
-def _collect(
-    holder: Any,
-    prefix: str,
-    member: str | None,
-    found: dict[str, Any],
-    conditions: list[tuple[str, Mapping[str, Any]]],
-) -> None:
+def _changing(
+    holder: Any, prefix: str = "", member: str | None = None
+) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield the keys that change numbers, with their values and their conditions on others."""
     values, kind = vars(holder), typing.cast(Any, type(holder))
-    for name, key, only_if in _counted_fields(kind, prefix, member):
+    for name, key, only_if in _changing_fields(kind, prefix, member):
         value = values[name]
         kind = type(value)
-        if kind not in SCALARS and hasattr(kind, "__dataclass_fields__"):
-            group = values[name].name if not prefix and name in GROUPS else member
-            _collect(value, f"{key}.", group, found, conditions)
+        if kind in SCALARS:
+            yield key, value, only_if
+        elif hasattr(kind, "__dataclass_fields__"):
+            group = value.name if not prefix and name in GROUPS else member
+            yield from _changing(value, f"{key}.", group)
         elif kind is dict:
-            found |= {f"{key}.{below}": plain(value[below]) for below in value}
+            yield from ((f"{key}.{below}", plain(value[below]), {}) for below in value)
         else:
-            found[key] = value if kind in SCALARS else plain(value)
-            if only_if:
-                conditions.append((key, only_if))
+            yield key, plain(value), only_if
 
 
 @functools.cache
-def _counted_fields(
+def _changing_fields(
     kind: Any, prefix: str, member: str | None
 ) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
     every = ((name, meaning(prefix + name, member)) for name in names_of(kind))
@@ -377,14 +285,8 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def typed(value: Any) -> str:
-    """Return a value as it is typed on the command line: null, true, [1,2], {a:1}."""
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:g}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(typed, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{typed(each)}' for key, each in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+def value_at(node: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys and of numbers of elements."""
+    for part in path:
+        node = node[int(part) if isinstance(node, list) else part]
+    return node

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
-from expt.config.constraints import Key, Unit
-from expt.config.kinds import conf_dir
+from expt.config.constraints import Key, Unit, typed
+from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import listed
 
@@ -87,13 +87,13 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
 
     Those `of_classes` are settings of custom classes. Those that nobody chose are left out.
     """
-    found = [f"{key}={keys.typed(value)}" for key, (_, value) in of_classes.items()]
+    found = [f"{key}={typed(value)}" for key, (_, value) in of_classes.items()]
     need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None
         if length.reaches(meant.counts, count, later=meant.later) or value == _defaults().get(key):
             continue
-        found.append(f"{key}={keys.typed(value)}")
+        found.append(f"{key}={typed(value)}")
         units[meant.counts] = None
         need = max(need, length.least(meant.counts, count, later=meant.later))
     if not found:
@@ -174,7 +174,4 @@ def resumable() -> frozenset[str]:
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """Return the values of expt's own config.yaml, without those of the choices of groups."""
-    import yaml  # late: most runs reach all their settings
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 15 times as fast
-    return keys.flat(yaml.load((conf_dir() / "config.yaml").read_bytes(), loader))
+    return keys.flat(read_yaml(conf_dir() / "config.yaml"))

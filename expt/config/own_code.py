@@ -81,12 +81,12 @@ def is_of_main(target: str) -> bool:
     return target.startswith(PREFIX)
 
 
-def own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return where in the person's own code an error was raised, or None."""
+def place_of(error: BaseException) -> str:
+    """Return ` (FILE, line 1)`, where in the person's own code an error was raised, or ""."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not (frame.filename.startswith("<") or is_installed(frame.filename)):
-            return frame
-    return None
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:

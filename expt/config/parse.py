@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import rebuild_dataclass
 from pydantic_core import PydanticSerializationError, to_json
 
 from expt.config import keys, rules, secrets
-from expt.config.auto import fill_auto, fill_auto_of_a_sweep
-from expt.config.constraints import Target
+from expt.config.auto import fill_auto
+from expt.config.constraints import Target, typed
 from expt.config.explained import TYPED, Origin, explain
 from expt.config.groups import GROUPS
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, refuse_undecoded
+from expt.errors import ConfigError, counted, refuse_undecoded
 from expt.machine import Machine
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 class Settings(dict[str, Any]):
@@ -35,78 +31,36 @@ class Settings(dict[str, Any]):
     origin: Origin = TYPED
 
 
-def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
-    """Return the settings of a composed configuration, interpolations resolved.
+def parse(
+    settings: Mapping[str, Any],
+    machine: Machine | None,
+    *,
+    problems_of: Callable[[RunConfig, Machine], list[str]] | None = rules.impossible,
+) -> RunConfig:
+    """Check settings, as composed or of a record, and give each `auto` its value on `machine`.
 
-    Raises MissingMandatoryValue for a `???`.
+    A record has such values already, and needs no machine. `problems_of` returns the combinations
+    that cannot run. Raises ConfigError with every problem found: unknown keys, wrong types, values
+    out of range, or else those combinations.
     """
-    from omegaconf import OmegaConf  # late: a worker composes nothing
-
-    def contained(value: Any) -> Any:  # a copy of all but Hydra's part would take four times
-        if OmegaConf.is_config(value):
-            return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-        return value
-
-    own = [str(key) for key in composed if key != "hydra"]
-    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-    leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
-    texts = {key: text for key, text in leaves.items() if isinstance(text, str) and "${" in text}
-    of_environment = dict(secrets.interpolations(texts))
-    found = {
-        key: text
-        for key, text in of_environment.items()
-        if keys.may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
-    }
-    secrets.remember(found)  # first, for an error may show them
-    content = {key: contained(composed[key]) for key in own}
-    secrets.remember(found, content)
-    node = {**content, "secrets": found}
-    if texts and (following := _following(composed, texts)):
-        node["following"] = following
-    settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-    settings.origin = Origin(texts)
-    return settings
-
-
-def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the interpolations whose values another seed or fold would change."""
-    from omegaconf import OmegaConf, flag_override
-
-    def values() -> dict[str, Any]:
-        return {key: _value(composed, key) for key in texts}
-
-    repeated = {key: OmegaConf.select(composed, key) for key in keys.varying("repetition")}
-    repeated = {key: value for key, value in repeated.items() if isinstance(value, int)}
-    found = values()
-    with flag_override(composed, ["struct", "readonly"], [False, False]):
-        try:
-            for key, value in repeated.items():
-                OmegaConf.update(composed, key, value + 1)
-            others = values()
-        finally:
-            for key, value in repeated.items():
-                OmegaConf.update(composed, key, texts.get(key, value))
-    moved = {key for key in texts if others[key] != found[key]} - repeated.keys()
-    return {key: texts[key] for key in texts if key in moved}
-
-
-def _value(composed: DictConfig, key: str) -> Any:
-    """Return the value of a key, as its text; None for one that has none with this seed."""
-    from omegaconf import OmegaConf
-
-    with contextlib.suppress(Exception):  # of a custom resolver, too
-        return str(OmegaConf.select(composed, key))
-    return None
-
-
-def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = False) -> RunConfig:
-    """Check settings, as of `plain` or of a record, and give each `auto` its value on `machine`.
-
-    Where the run only `measures`, nothing of training is checked. Raises ConfigError with every
-    problem found: unknown keys, wrong types, values out of range, combinations that cannot run.
-    """
-    config = _typed(_complete(settings, machine), getattr(settings, "origin", TYPED))
-    if problems := (rules.unmeasurable if measures else rules.impossible)(config, machine):
+    node = fill_auto(settings, machine) if machine else dict(settings)
+    for group in GROUPS:
+        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"), GROUPS[group])
+    task = node["task"]
+    if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
+        custom = {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}
+        node["task"] = {**task, "metrics": custom}
+    if isinstance(send := node.get("send", ()), str | None):
+        node["send"] = [send] if send else []
+    if isinstance(callbacks := node.get("callbacks"), list):
+        node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
+    try:
+        # JSON, because pydantic then takes a list for a tuple and is strict all the same.
+        config = _adapter().validate_json(_as_json(node))
+    except ValidationError as error:
+        origin = getattr(settings, "origin", TYPED)
+        raise ConfigError(explain(error, node, origin=origin)) from None
+    if machine and problems_of and (problems := problems_of(config, machine)):
         raise ConfigError(problems)
     return config
 
@@ -118,13 +72,14 @@ def wrong_values(
 
     `composed` has the other settings. Combinations are not checked.
     """
-    found, origin = list[str](), getattr(composed, "origin", TYPED)
+    found = list[str]()
     for key, several in values.items():
         of_list = re.sub(r"(\.\d+)+$", "", key)  # an element is shown with its whole list
         for value in several:
             try:
-                node = with_value(composed, key.split("."), value, merge=True)
-                _typed(_complete(node, machine), origin)
+                node = Settings(with_value(composed, key.split("."), value, merge=True))
+                node.origin = getattr(composed, "origin", TYPED)
+                parse(node, machine, problems_of=None)
             except ConfigError as error:
                 begins = (f"{key}=", f"{key}.", f"{of_list}=")
                 found += [line for line in error.problems if line.startswith(begins)]
@@ -160,30 +115,12 @@ def with_value(
 
 def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> str:
     """Return the error for an element that the list of `key` lacks, with the whole list to type."""
-    word = f"{key}.{'.'.join(path)}={keys.typed(value)}"
+    word = f"{key}.{'.'.join(path)}={typed(value)}"
     for name in reversed(path[1:]):
         value = {name: value}
-    size = f"{len(known)} element{'s' * (len(known) > 1)}"
-    has = f"has {size}, counted from 0" if known else "is empty"
-    whole = keys.in_a_shell(f"{key}={keys.typed([*known, value])}")
+    has = f"has {counted(len(known), 'element')}, counted from 0" if known else "is empty"
+    whole = keys.in_a_shell(f"{key}={typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
-
-
-def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    node = fill_auto(composed, machine)
-    for group in GROUPS:
-        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"), GROUPS[group])
-    task = node["task"]
-    if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
-        node["task"] = {
-            **task,
-            "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()},
-        }
-    if isinstance(send := node.get("send", ()), str | None):
-        node["send"] = [send] if send else []
-    if isinstance(callbacks := node.get("callbacks"), list):
-        node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
-    return node
 
 
 def settings_of(shown: Mapping[str, Any], *, trains: bool = True) -> dict[str, Any]:
@@ -200,15 +137,7 @@ def settings_of(shown: Mapping[str, Any], *, trains: bool = True) -> dict[str, A
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run's record, whether it can run here or not."""
-    return _typed(settings_of(shown, trains=False))
-
-
-def _typed(node: dict[str, Any], origin: Origin = TYPED) -> RunConfig:
-    try:
-        # JSON, because pydantic then takes a list for a tuple and is strict all the same.
-        return _adapter().validate_json(_as_json(node))
-    except ValidationError as error:
-        raise ConfigError(explain(error, node, origin=origin)) from None
+    return parse(settings_of(shown, trains=False), None)
 
 
 @functools.cache  # takes 45 ms to make

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
-from expt.config.constraints import word
-from expt.config.keys import typed
+from expt.config.constraints import typed, word
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
-from expt.config.schema import problems_of_trackers
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
 from expt.machine import Machine, is_slice
 
@@ -31,7 +29,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *unmeasurable(config, machine),
         *_lines(config, machine, _TRAINING),
         *config.task.problems(config),
-        *problems_of_trackers(config.mlflow, config.secrets),
+        *(line for each in config.trackers.values() for line in each.problems(config.secrets)),
     ]
 
 
@@ -53,13 +51,13 @@ def _lines(
 def _gpus(config: RunConfig, machine: Machine) -> Problems:
     have, gpus = len(machine.gpus), config.gpu_indices
     if any(index >= have for index in gpus):
-        counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
-        why = machine.hidden or f"this machine has {_count(have, 'GPU')}"
+        numbering = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
+        why = machine.hidden or f"this machine has {counted(have, 'GPU') if have else 'no GPUs'}"
         fix = "change it, or use" if machine.hidden else "use"
         if have:
             most = f"gpus={have}" if isinstance(config.gpus, int) else f"numbers up to {have - 1}"
             fix = f"use {most}, or"
-        yield "gpus", f"{why}{counted}", f"{fix} gpus=0 to run on the CPU"
+        yield "gpus", f"{why}{numbering}", f"{fix} gpus=0 to run on the CPU"
     elif len({*gpus}) < len(gpus):
         fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
         yield "gpus", "names a GPU twice", fix
@@ -79,6 +77,9 @@ def _workers(config: RunConfig, machine: Machine) -> Problems:
         yield "gpus", why, f"use gpus={sharing}"
     if config.backend == "nccl" and (machine.simulated or sharing > config.num_gpus):
         yield "backend", "takes one worker for each GPU", "use backend=gloo, or other gpus"
+
+
+def _amp(config: RunConfig, machine: Machine) -> Problems:
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
         yield "amp", "this CPU does not compute in float16", "use amp=bf16 or a GPU"
 
@@ -107,7 +108,7 @@ def _model(config: RunConfig, machine: Machine) -> Problems:
         lengths = {key: len(getattr(model, key)) for key in ("kernels", "strides", "paddings")}
         if {*lengths.values()} != {len(model.widths)}:
             others = ", ".join(f"model.{key} has {length}" for key, length in lengths.items())
-            why = f"{_count(len(model.widths), 'convolution')}, but {others}"
+            why = f"{counted(len(model.widths), 'convolution')}, but {others}"
             yield "model.widths", why, "give each one"
 
 
@@ -185,9 +186,12 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
     elif config.batch_norm == "groups" and share % (size := config.batch_norm_group):
         smaller = next((n for n in range(min(size, share), 1, -1) if share % n == 0), None)
         larger = f"batch_size={parts * size * -(-share // size)}"
-        why = f"each worker computes {_count(share, 'sample')} at once, which must be whole groups"
+        why = f"each worker computes {counted(share, 'sample')} at once, which must be whole groups"
         fix = f"batch_norm_group={smaller} or {larger}" if smaller else larger
         yield "batch_norm_group", why, f"use {fix}"
+
+
+def _printing(config: RunConfig, machine: Machine) -> Problems:
     if config.print_every and config.print_every % config.log_every:
         why = f"prints what is logged, every log_every={config.log_every} steps"
         yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
@@ -195,9 +199,13 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
 
 def _fitting(config: RunConfig, machine: Machine) -> Problems:
     """gradient_accumulation=auto averages once all workers know that their micro-batches fit."""
-    has_own = config.ddp.comm_hook or config.compile in ("reduce-overhead", "max-autotune")
-    has_own = has_own or config.batch_norm != "per_worker" or config.strategy != "ddp"
-    if config.gradient_accumulation == "auto" and has_own:
+    averages_itself = (
+        config.strategy != "ddp"
+        or config.batch_norm != "per_worker"
+        or config.ddp.comm_hook
+        or config.compile in ("reduce-overhead", "max-autotune")
+    )
+    if config.gradient_accumulation == "auto" and averages_itself:
         why = "needs strategy=ddp, batch_norm=per_worker, ddp.comm_hook=null and no CUDA graphs"
         yield "gradient_accumulation", why, "give a number, such as gradient_accumulation=2"
 
@@ -284,17 +292,20 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
     elif folds is not None and fold is not None and fold >= folds:
         why = f"dataset.folds={folds} are counted from 0"
         yield "dataset.fold", why, f"use 0 to {folds - 1}"
-    if folds is not None and getattr(config.dataset, "val_split", "random") != "random":
+    val_split = getattr(config.dataset, "val_split", "random")
+    if folds is not None and val_split != "random":
         yield "dataset.val_split", "folds are drawn at random", "use dataset.folds=null"
-    is_last = getattr(config.dataset, "val_split", "random") == "last"
-    if is_last and getattr(config.dataset, "group", None):
+    if val_split == "last" and getattr(config.dataset, "group", None):
         yield "dataset.group", "val_split=last cuts groups", "use dataset.val_split=random"
+
+
+def _sampling(config: RunConfig, machine: Machine) -> Problems:
     if config.dataset.sampling and not config.dataset.shuffle:
         why = f"dataset.sampling={config.dataset.sampling} draws the samples"
         yield "dataset.shuffle", why, "use dataset.sampling=null"
 
 
-def _measured(config: RunConfig, machine: Machine) -> Problems:
+def _evaluated_splits(config: RunConfig, machine: Machine) -> Problems:
     dataset, splits = config.dataset, (config.eval_split, config.objective.partition("/")[2])
     if config.eval_split == "val" and not dataset.may_validate():
         yield "dataset.val_fraction", "leaves nothing to evaluate on", "use eval_split=test"
@@ -304,18 +315,25 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if "test" in splits and config.overfit_batches:
         fix = "use eval_split=val objective=auto"
         yield "overfit_batches", "evaluates on val, which is these batches", fix
+
+
+def _early_stop(config: RunConfig, machine: Machine) -> Problems:
+    stop = config.early_stop
+    if stop is not None and stop.patience is None and stop.threshold is None:
+        yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
+
+
+def _watched(config: RunConfig, machine: Machine) -> Problems:
     each_time = measured_each_time(config)
     watched = {"objective": (config.objective, [*each_time, *_tags(config, ["test"])])}
     if config.early_stop is not None:
         watched["early_stop.metric"] = config.early_stop.metric, each_time
-        if config.early_stop.patience is None and config.early_stop.threshold is None:
-            yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
         watched["scheduler.metric"] = config.scheduler.metric, each_time
     moments = "each epoch" if config.evaluates_epochs else "each evaluation"
     for key, (metric, known) in watched.items():
         if metric not in known:
-            why = "is not measured" + ("" if key == "objective" else f" after {moments}")
+            why = "is not measured" if key == "objective" else f"is not measured after {moments}"
             names, near = ", ".join(dict.fromkeys(known)), did_you_mean(metric, known)
             yield key, why, f"use one of {names}.{near or added_by(config.task, metric)}"
 
@@ -360,12 +378,9 @@ def measured_each_time(config: RunConfig) -> list[str]:
     return _tags(config, [*(["train"] if config.evaluates_epochs else []), config.eval_split])
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")
-
-
-_ALWAYS = (_gpus, _workers, _compile, _model, _fits_samples, _folds)
+_ALWAYS = (_gpus, _workers, _amp, _compile, _model, _fits_samples, _folds, _sampling)
 _TRAINING = (
-    *(_sharding, _data_parallel, _optimizer, _batch, _fitting, _schedule),
-    *(_of_classes, _transforms, _measured),
+    *(_sharding, _data_parallel, _optimizer, _batch, _printing, _fitting, _schedule),
+    *(_of_classes, _transforms, _evaluated_splits, _early_stop, _watched),
 )
+"""Rules in the order in which their problems are listed; an evaluation breaks only the former."""

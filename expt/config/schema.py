@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Sequence
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from expt import registry
 from expt.config.constraints import (
     IS_GIVEN,
     IS_SET,
@@ -31,40 +30,8 @@ UNPROFILED_STEPS = 5
 """The steps that warm up before `profile` traces some."""
 POWERSGD_BEGINS = 10
 """The steps that average whole gradients before PowerSGD compresses some, as torch advises."""
-TrackerName = Literal["mlflow", "wandb", "trackio"]
-TRACKERS: tuple[str, ...] = get_args(TrackerName)
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class MLflow:
-    """The place of MLflow's copy; None leaves it to MLflow's own variables."""
-
-    tracking_uri: str | None = None
-    experiment: str | None = None
-    tags: dict[str, str] | None = None
-    checkpoints: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Wandb:
-    """The place of W&B's copy; None leaves it to W&B's own variables."""
-
-    project: str | None = None
-    entity: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    mode: Literal["online", "offline"] | None = None
-    checkpoints: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Trackio:
-    """The place of trackio's copy; None leaves it to trackio's own variables."""
-
-    project: str | None = None
-    space_id: str | None = None
-    group: str | None = None
-    checkpoints: bool = False
+TRACKERS = (*registry.trackers(),)
+TrackerName: Any = Literal[TRACKERS]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -138,8 +105,24 @@ class EarlyStop:
     ] = None
 
 
+if TYPE_CHECKING:
+
+    class _Trackers: ...
+
+else:
+    _Trackers = dataclasses.make_dataclass(
+        "_Trackers",
+        [
+            (name, Annotated[cls, Key(result="none")], dataclasses.field(default_factory=cls))
+            for name, cls in registry.trackers().items()
+        ],
+        frozen=True,
+        kw_only=True,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RunConfig:
+class RunConfig(_Trackers):
     """One run, resolved and checked.
 
     conf/config.yaml has the meaning of each key, its `Key` the effects of a change.
@@ -241,9 +224,6 @@ class RunConfig:
     log_every: Annotated[Count, Key(result="none", counts="steps")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
-    mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
-    wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
-    trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
     print_every: Annotated[Count | None, Key(result="none", counts="steps")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
@@ -288,6 +268,11 @@ class RunConfig:
     """The interpolations, by key, whose values differ with the seed or the fold."""
 
     @property
+    def trackers(self) -> dict[str, Any]:
+        """The settings of every tracker by its name."""
+        return {name: getattr(self, name) for name in TRACKERS}
+
+    @property
     def num_gpus(self) -> int:
         """How many GPUs the run uses; 0 is the CPU."""
         return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
@@ -330,19 +315,3 @@ class RunConfig:
     def gpu_indices(self) -> tuple[int, ...]:
         """The GPUs that the run uses, of those that this process can see."""
         return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
-
-
-def problems_of_trackers(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
-    """Return the problems with the addresses of copies; `read` are the keys read from variables."""
-    uri = mlflow.tracking_uri
-    if uri is None or without_password(uri) == uri or "mlflow.tracking_uri" in read:
-        return ()
-    return (
-        f"mlflow.tracking_uri={without_password(uri)}: a password would be written into the run's"
-        " folder; set MLFLOW_TRACKING_URI, or give ${oc.env:NAME}",
-    )
-
-
-def without_password(uri: str) -> str:
-    """Return the address without the part between `://` and `@`, and the part after a `?`."""
-    return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from expt.config import keys
-from expt.config.constraints import STRICT, Count, Folder
+from expt.config.constraints import STRICT, Count, Folder, typed
 from expt.config.explained import explain
 from expt.errors import ConfigError
 
@@ -90,4 +89,4 @@ def _ignored(search: Search) -> Iterator[str]:
         value = getattr(search, key)
         if value != unchanged[key] and chosen[by] not in kinds:
             fix = f"use it with {by}={' or '.join(kinds)}"
-            yield f"search.{key}={keys.typed(value)}: has no effect; {fix}"
+            yield f"search.{key}={typed(value)}: has no effect; {fix}"

@@ -64,24 +64,33 @@ def _below(path: str, key: object) -> str:
     return path if key == "kwargs" else f"{path}.{key}" if path else str(key)
 
 
+def hidden_text(text: str) -> str:
+    """Return a text without the values of variables."""
+    if not _texts:
+        return text
+    # The longest first, for one may hold another.
+    pattern = "|".join(map(re.escape, sorted(_texts, key=len, reverse=True)))
+    return re.sub(pattern, lambda match: _texts[match[0]], text)
+
+
 def hidden(value: Any, found: Mapping[str, str] | None = None, path: str = "") -> Any:
-    """Return a text, or settings, without the values of variables."""
+    """Return a text, or settings, without the values of variables.
+
+    `found` are the interpolations of settings: their texts replace whatever they gave.
+    """
     if found and path in found and not _REFERENCE.search(found[path]):
         return found[path]
     if isinstance(value, Mapping):
         items = ((key, hidden(below, found, _below(path, key))) for key, below in value.items())
-        return {hidden(key) if isinstance(key, str) else key: below for key, below in items}
+        return {hidden_text(key) if isinstance(key, str) else key: below for key, below in items}
     if isinstance(value, list | tuple):
         return type(value)(hidden(x, found, _below(path, i)) for i, x in enumerate(value))
-    if isinstance(value, str) and _texts:  # the longest first, for one may hold another
-        pattern = "|".join(map(re.escape, sorted(_texts, key=len, reverse=True)))
-        return re.sub(pattern, lambda match: _texts[match[0]], value)
-    return value
+    return hidden_text(value) if isinstance(value, str) else value
 
 
 def said(error: BaseException) -> str:
     """Return the class of an error and its first line, from which secrets are taken."""
-    lines = filter(None, map(str.strip, hidden(str(error)).split("\n")))
+    lines = filter(None, map(str.strip, hidden_text(str(error)).split("\n")))
     return ": ".join([type(error).__name__, *[*lines][:1]])
 
 

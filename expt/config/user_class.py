@@ -8,11 +8,11 @@ import re
 import reprlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME
-from expt.config.own_code import is_of_main, named_in, own_frame
+from expt.config.own_code import is_of_main, named_in, place_of
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -46,11 +46,11 @@ def _of_import(module: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}" if error.filename else module
         return f"{where}: {error.msg}"
-    if (frame := own_frame(error)) is None:
+    place = place_of(error)
+    if not place:
         folder = "its folder must be the current one or on PYTHONPATH (in Python: in sys.path)"
         return f"cannot import {module} ({error}); {folder}"
-    where = f"{frame.filename}, line {frame.lineno}"
-    return f"importing {module} raised {secrets.said(error)} ({where})"
+    return f"importing {module} raised {secrets.said(error)}{place}"
 
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
@@ -80,13 +80,12 @@ def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str
             raise
         shown = {key: reprlib.repr(secrets.hidden(value)) for key, value in kwargs.items()}
         given = ", ".join(f"{key}={value}" for key, value in shown.items())
-        frame = own_frame(error)
-        where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+        more = place_of(error)
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             near = did_you_mean(unknown[1], [x for x in _parameters(cls) if x not in arguments])
-            where = f".{near}" if near else ""
+            more = f".{near}" if near else ""
         raise ConfigError(
-            f"{whose}: cannot be built as {cls.__name__}({given}): {secrets.said(error)}{where}"
+            f"{whose}: cannot be built as {cls.__name__}({given}): {secrets.said(error)}{more}"
         ) from error
 
 
@@ -150,9 +149,13 @@ def _nested_class(path: Any) -> type:
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
         example = "_target_: torchvision.transforms.v2.RandAugment"
         raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
-    is_python_s = path.partition(".")[0] in sys.stdlib_module_names  # not imported, then
-    cls: Any = None if is_python_s else resolve(path, object)
-    if is_python_s or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
-        fix = "name a class of a package, or your own"
-        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
-    return cast(type, cls)
+    if not _is_python_s(path):  # else it is not even imported
+        cls = resolve(path, object)
+        if not _is_python_s(cls.__module__):
+            return cls
+    fix = "name a class of a package, or your own"
+    raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
+
+
+def _is_python_s(name: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names

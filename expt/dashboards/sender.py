@@ -8,6 +8,7 @@ uses the same `Sender` afterwards.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import secrets as tokens
@@ -24,10 +25,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from expt import signals
+from expt import registry, signals
 from expt.config import secrets
 from expt.config.schema import RunConfig
-from expt.dashboards.trackers import COPIES, Copy, Snapshot, in_a_line, snapshot, with_epochs
+from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
+from expt.dashboards.trackers import Copy, Tracker, in_a_line
 from expt.errors import WARNING, require, warn
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
@@ -120,10 +122,9 @@ class Sender:
             run.close()
         return is_new
 
-    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Any) -> None:
+    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Tracker) -> None:
         is_new = run.copy is None
-        if run.copy is None:
-            run.copy = COPIES[self._name][1](found, sent.state, settings, self._key_of)
+        run.copy = run.copy or settings.copy(found, sent.state, self._key_of)
         if is_new or found.has_ended:  # all of it: the dashboard has a part
             run.copy.describe(found)
             run.reader = MetricsReader(run.paths)
@@ -166,7 +167,7 @@ class _Run:
             self.sent = None
 
 
-def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Any:
+def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Tracker:
     """Return how a run is sent: as it was `chosen`, else as its configuration says.
 
     Raise ConfigError for a variable that is not set.
@@ -174,7 +175,14 @@ def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Any:
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded), **chosen}
     of_lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
-    return COPIES[name][0](**{**found, **of_lists})
+    settings: Tracker = registry.trackers()[name](**{**found, **of_lists})
+    return settings
+
+
+def require_package(name: str, word: str) -> None:
+    """Raise ConfigError where the package of a tracker, asked for by `word`, is not installed."""
+    if package := registry.trackers()[name].PACKAGE:
+        require(word, package, extra=name)
 
 
 def runs_in(folder: Path) -> list[RunPaths]:
@@ -200,7 +208,7 @@ class Sending:
         Raise ConfigError where a dashboard's package is missing.
         """
         for name in config.send:
-            require(f"send={name}", name, extra=name)
+            require_package(name, f"send={name}")
         for name in config.send:
             if name not in self._processes:
                 self._processes[name] = _Process(name, folder)
@@ -292,8 +300,9 @@ def main(name: str, folder: Path) -> None:
     has_ended, sender = threading.Event(), Sender(name)
     failures = 0
     threading.Thread(target=_listen, args=(has_ended,), daemon=True).start()
-    with contextlib.suppress(ImportError):
-        __import__(name)  # it takes seconds, before any run has a number
+    if package := registry.trackers()[name].PACKAGE:
+        with contextlib.suppress(ImportError):  # it takes seconds, before any run has a number
+            importlib.import_module(package)
     while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
         try:
             sender.send(runs_in(folder))

@@ -18,7 +18,7 @@ from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import Source
-from expt.errors import ConfigError, DataError, described, listed, warn
+from expt.errors import ConfigError, DataError, counted, described, listed, warn
 from expt.features import Features
 from expt.runs.request import Split
 
@@ -300,7 +300,7 @@ def check_groups(dataset: DatasetConfig, groups: Tensor, parts: int) -> None:
         key = f"dataset.folds={dataset.folds}" if parts > 2 else "dataset.val_fraction"
         fix = f"use {number} or fewer" if number > 1 else "use another group, or 0"
         raise ConfigError(
-            f"{key}: the training samples are of {number} group{'s' * (number > 1)} by"
+            f"{key}: the training samples are of {counted(number, 'group')} by"
             f" dataset.group={getattr(dataset, 'group', '')}; {fix}"
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from expt.config import secrets, user_class
-from expt.config.own_code import own_frame
+from expt.config.own_code import place_of
 from expt.data import changes
 from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
@@ -67,8 +67,7 @@ def in_words(error: Exception, whose: str) -> Exception:
     """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
-    frame, told = own_frame(error), secrets.said(error)
-    where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+    told, where = secrets.said(error), place_of(error)
     if fix := without_gpu(told):
         where += f"; {fix}"
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed

@@ -36,7 +36,7 @@ from torch.utils.data import (
 
 from expt import signals
 from expt.config import secrets
-from expt.config.own_code import own_frame
+from expt.config.own_code import place_of
 from expt.data.checked_samples import (
     Check,
     as_it_is,
@@ -110,9 +110,9 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     except DataError:
         raise
     except Exception as error:
-        frame = own_frame(error)
-        where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-        fix = f"fix the dataset's method collate{where}" if own else "give the dataset a collate"
+        fix = "give the dataset a collate"
+        if own:
+            fix = f"fix the dataset's method collate{place_of(error)}"
         fix = without_gpu(str(error)) or fix
         raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {fix}") from error
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2

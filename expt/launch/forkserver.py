@@ -78,7 +78,8 @@ class Server:
     """A running forkserver, as the driver sees it."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self._control, control = socket.socketpair()
+        self.control, control = socket.socketpair()
+        """Send it one end of a pair with any byte, and it forks a process that reads there."""
         alive, self._alive = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ignored())  # until it can ignore them
         try:
@@ -88,14 +89,10 @@ class Server:
             control.close()
             os.close(alive)
 
-    def fork(self, line: Connection) -> None:
-        """Fork a process that gets this end of a pair. Raises OSError if the server is gone."""
-        socket.send_fds(self._control, [b"f"], [line.fileno()])
-
     @property
     def is_gone(self) -> bool:
         """True if the forkserver has died."""
-        return bool(wait([self._control], 0))  # it sends nothing, so this is an end
+        return bool(wait([self.control], 0))  # it sends nothing, so this is an end
 
     def kill(self) -> None:
         """End the forkserver and all of its workers at once; it has no state to lose."""
@@ -104,7 +101,7 @@ class Server:
 
     def forget(self) -> None:
         """Close this process's ends of the sockets."""
-        self._control.close()
+        self.control.close()
         os.close(self._alive)
 
 
@@ -330,20 +327,13 @@ def _work_through(line: Connection) -> NoReturn:
         os._exit(code)
 
 
-def send(line: Connection, work: Work, surroundings: Surroundings) -> None:
-    """Send work and its descriptors. Raises OSError if the process is gone."""
-    packer = _Packer(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-    packer.descriptors = []
-    packer.dump((work, surroundings))
-    line.send_bytes(file.getvalue())
-    for number in packer.descriptors:
-        reduction.send_handle(line, number, None)
-
-
-class _Packer(pickle.Pickler):
+class Packer(pickle.Pickler):
     """A pickler that leaves sockets and descriptors to the kernel, and names their kinds."""
 
-    descriptors: list[int]
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.descriptors = list[int]()
+        """Those to send after the pickle."""
 
     def persistent_id(self, found: Any) -> str | None:
         """Accept a file descriptor or an object with `fileno()`."""

@@ -74,6 +74,7 @@ class Pool:
         self._workers: dict[int, Workers] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
+        self._queued: list[int] = []  # that the next start gives to a packing
         self._equal = EqualRuns()
         self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
@@ -156,12 +157,14 @@ class Pool:
 
     def _drop_waiting(self) -> None:
         self._in_use.clear()
+        self._queued.clear()
         self._equal.drop_waiting()
         self._gpus.drop_waiting()
         self._cores.drop_waiting()
 
     def _waiting(self) -> bool:
-        return bool(self._in_use or self._equal or self._gpus.waiting or self._cores.waiting)
+        not_packed = self._in_use or self._queued or self._equal
+        return bool(not_packed or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
@@ -187,33 +190,31 @@ class Pool:
                 if about:
                     self._observer.data_found(about)
             if not self._equal.hold(number, job):
-                self._queue(number, job)
+                self._queued.append(number)
         except ExptError as error:
             self._end(number, error)
         except KeyboardInterrupt:
             pass  # the loop stops all runs, see signals.asked
         return True, False
 
-    def _queue(self, number: int, job: Job) -> None:
-        self._last = config = request_of(job).config
-        if number not in self._demands:  # else a restart avoids the GPUs that have failed it
-            self._demands[number] = demand_of(number, config, self._machine)
-        (self._gpus if config.num_gpus else self._cores).add([self._demands[number]])
-
     def _look_at_folders(self) -> None:
         for number, since in list(self._in_use.items()):
             job = self._jobs[number]
             if not is_held(job.paths):
                 del self._in_use[number]
-                self._queue(number, job)
+                self._queued.append(number)
             elif self._clock() >= since + PATIENCE_S:  # nobody who was killed, and is about to end
                 self._observer.job_locked_out(job)
                 self._in_use[number] = math.inf  # once
 
     def _start_ready(self) -> None:
         self._look_at_folders()
-        for number in self._equal.released():
-            self._queue(number, self._jobs[number])
+        for number in (*self._queued, *self._equal.released()):
+            self._last = config = request_of(self._jobs[number]).config
+            if number not in self._demands:  # else a restart avoids the GPUs that have failed it
+                self._demands[number] = demand_of(number, config, self._machine)
+            (self._gpus if config.num_gpus else self._cores).add([self._demands[number]])
+        self._queued.clear()
         while self._faults and (demand := self._gpus.pop_impossible()):
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
@@ -328,7 +329,7 @@ class Pool:
         self._observer.job_retrying(job, error)
         self._release(number)
         self._folders.pop(number).release()
-        self._queue(number, job)
+        self._queued.append(number)
 
     def _moved(self, number: int, error: RunFailed) -> ExptError | None:
         """Queue a run again that GPUs have failed before its first step, for others.
@@ -358,7 +359,7 @@ class Pool:
         self._folders.pop(number).release()
         packing.close(gpus, until=self._clock() + LEFT_ALONE_S, while_busy=True)
         self._demands[number] = demand
-        self._queue(number, job)
+        self._queued.append(number)
         return None
 
     def _too_few(self, demand: Demand) -> DeviceLost:

@@ -6,13 +6,15 @@ The driver waits for a process by the socket through which it has given it work.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing import Pipe
+from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 from expt import machine
 from expt.errors import RunFailed
 from expt.launch import forkserver
-from expt.launch.forkserver import FINISHED, Surroundings, Work, send
+from expt.launch.forkserver import FINISHED, Packer, Surroundings, Work
 
 UNKNOWN = 255
 """The exit code of a process whose forkserver, which knows the code, has died."""
@@ -119,15 +121,19 @@ def start(work: Work) -> Process:
     here = Surroundings(
         {**os.environ, **work.env}, sys.path, sys.argv, os.getcwd(), machine.umask()
     )
+    packer = Packer(packed := io.BytesIO())
+    packer.dump((work, here))
     for _ in range(TRIES):
         server = forkserver.ensure_running()
         ours, its = Pipe()
         process = Process(ours, frees_at_end=work.frees_at_end)
         try:
             with its:
-                server.fork(its)
-            if process.pid:
-                send(ours, work, here)
+                socket.send_fds(server.control, [b"f"], [its.fileno()])
+            if process.pid:  # it has started
+                ours.send_bytes(packed.getvalue())
+                for descriptor in packer.descriptors:
+                    reduction.send_handle(ours, descriptor, None)
                 return process
         except OSError:  # it was killed in between
             process.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys, own_code
+from expt.config.constraints import typed
 from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, shown
 from expt.config.length import effective
@@ -230,7 +231,7 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
     if group != key and "_target_" in (node := as_typed(config.get(group)) or ()):
         return joined([f"{group}={literal(node)}"])
     name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
-    return f"{name}={keys.typed(keys.flat(config).get(key))}"
+    return f"{name}={typed(keys.flat(config).get(key))}"
 
 
 def _refuse_short(source: Source, config: RunConfig) -> None:
@@ -265,7 +266,7 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
     run = shlex.quote(str(found.run))
     raise ConfigError(
-        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} was"
+        f"{key.replace('.kwargs', '')}={typed(after.get(key))}: the schedule of {run} was"
         f" planned to end at step {then}; to end at step {now} it would have needed other learning"
         f" rates until here; keep its plan by {keep}, or begin a new run from its weights by"
         f" weights={run}@last"

@@ -65,6 +65,14 @@ def joined(words: Iterable[str]) -> str:
     )
 
 
+def words_after_expt(command: str) -> list[str] | None:
+    """Return the words of a command after `python -m expt` or `expt`; None for a script's."""
+    words = shlex.split(command)
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    return words[1:] if words[:1] == ["expt"] else None
+
+
 def setting_word(key: str, value: object) -> str:
     """Return `key=value` for a shell."""
     return joined([f"{key}={quoted(value)}"])

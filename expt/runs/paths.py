@@ -273,6 +273,11 @@ def _without_infinite(content: Any) -> Any:
     return None if math.isnan(content) else f"\0{content}"
 
 
+def in_use(word: str) -> FolderInUse:
+    """Return the error for the folder that a word names, in which another command is at work."""
+    return FolderInUse(f"{word}: another command is at work there; wait for it")
+
+
 class FolderLock:
     """The lock of one run's folder, held until `release`."""
 
@@ -284,10 +289,7 @@ class FolderLock:
             paths.folder.mkdir(parents=True, exist_ok=True)
             while (descriptor := self._try()) is None:
                 if time.monotonic() > deadline:
-                    raise FolderInUse(
-                        f"hydra.run.dir={paths.folder}: another command is at work there; wait"
-                        " for it"
-                    )
+                    raise in_use(f"hydra.run.dir={paths.folder}")
                 time.sleep(0.02)
         except OSError as error:
             raise ConfigError(

@@ -86,8 +86,14 @@ class Precision:
         The update is left out where a gradient is not finite, in float16 and with
         `skip_non_finite`; the latter waits for the device unless `skips_on_device`.
         """
-        # Before they are clipped, which hides infinity
-        bad = self.left_out = self._is_left_out(optimizer)
+        bad: torch.Tensor | None = None  # before they are clipped, which hides infinity
+        if self._skip and self.scaler.is_enabled():
+            bad = sum_across_workers(self._spoilt) > 0
+            self._spoilt.zero_()
+        elif self._skip:  # all workers have the same gradients
+            grads = (one.grad for one in members(optimizer.param_groups))
+            bad = ~is_finite(grad for grad in grads if grad is not None)
+        self.left_out = bad
         self.clip(optimizer, parameters)
         if bad is None or self.scaler.is_enabled():
             self.scaler.step(optimizer)
@@ -101,16 +107,6 @@ class Precision:
             elif not bad:
                 optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-
-    def _is_left_out(self, optimizer: Optimizer) -> torch.Tensor | None:
-        if not self._skip:
-            return None
-        if not self.scaler.is_enabled():  # all workers have the same gradients
-            grads = (one.grad for one in members(optimizer.param_groups))
-            return ~is_finite(grad for grad in grads if grad is not None)
-        spoilt = sum_across_workers(self._spoilt) > 0
-        self._spoilt.zero_()
-        return spoilt
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """Clip gradients, by value, then by norm."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.config.length import Unreached
-from expt.config.own_code import own_frame
+from expt.config.own_code import place_of
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives, random_state
@@ -83,18 +83,16 @@ class Callbacks:
             if moment == "on_step_end" and not self._is_due(self._every[index]):
                 continue
             with self._apart(index, moment):
-                getattr(callback, moment)(self._view(model, record, split))
-
-    def _view(self, model: nn.Module, record: Record, split: str) -> View:
-        return View(
-            epoch=self._position.epoch,
-            step=self._position.step,
-            split=split,
-            metrics=MappingProxyType(record.last),
-            copy_model=lambda: _copy(model),
-            scalar=lambda tag, value: record.log({self._own(tag): float(value)}),
-            picture=lambda tag, image: record.picture(self._own(tag), as_bytes(image)),
-        )
+                view = View(
+                    epoch=self._position.epoch,
+                    step=self._position.step,
+                    split=split,
+                    metrics=MappingProxyType(record.last),
+                    copy_model=lambda: _copy(model),
+                    scalar=lambda tag, value: record.log({self._own(tag): float(value)}),
+                    picture=lambda tag, image: record.picture(self._own(tag), as_bytes(image)),
+                )
+                getattr(callback, moment)(view)
 
     def _own(self, tag: str) -> str:
         if tag.partition("/")[0] in self._reserved:
@@ -112,9 +110,8 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            whose, own = f"{self._targets[index].target}.{moment}", own_frame(error)
-            place = f" ({own.filename}, line {own.lineno})" if own else ""
-            what = f"{whose} raised {secrets.said(error)}{place}"
+            whose = f"{self._targets[index].target}.{moment}"
+            what = f"{whose} raised {secrets.said(error)}{place_of(error)}"
             raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from expt.errors import (
     OutOfMemory,
     RunFailed,
     TimedOut,
+    counted,
     described,
     first_line,
     is_out_of_memory,
@@ -163,8 +164,7 @@ def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
     if what == "model":
         now = "the model takes it, whatever batch_size is"
     elif what == "eval_batch_size":
-        plural = "s" * (samples != 1)
-        now = f"an evaluation has {samples} sample{plural} at a time (eval_batch_size)"
+        now = f"an evaluation has {counted(samples, 'sample')} at a time (eval_batch_size)"
         ways = [f"eval_batch_size={samples // 2}"] * (samples > 1)
     else:
         now, ways = _with_fewer_samples(config, samples)

@@ -206,8 +206,14 @@ def _distributed(
         bucket_cap_mb=config.ddp.bucket_cap_mb,
         **without_broadcasts(built.module, begins=begins),
     )
-    if config.ddp.comm_hook:
-        _compress(parallel, config.ddp.comm_hook)
+    if hook := config.ddp.comm_hook:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        if hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWERSGD_BEGINS)
+            parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        else:
+            parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
     elif built.memory:
         parallel.register_comm_hook(built.memory, average_gradients)
     return parallel
@@ -250,16 +256,6 @@ def build_shared_memory(
     if not (wanted and one_machine and plain and shared_memory.is_supported()):
         return None
     return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
-
-
-def _compress(parallel: DistributedDataParallel, hook: str) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    if hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWERSGD_BEGINS)
-        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    else:
-        parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}

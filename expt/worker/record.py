@@ -18,7 +18,7 @@ from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
-from expt.errors import decimals, warn
+from expt.errors import counted, decimals, warn
 from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
@@ -330,8 +330,7 @@ class EarlyStop:
             last = decimals(self._last)
             return f"{metric} is {last}, early_stop.threshold is {self._threshold:g}"
         by = f" by more than {delta:g}" if delta else ""
-        count = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
-        text = f"{metric} has not improved{by} in {count}"
+        text = f"{metric} has not improved{by} in {counted(self._waited, 'evaluation')}"
         if self._best is None:
             return text
         return f"{text}; its best was {decimals(self._best)} at step {self._best_at}"

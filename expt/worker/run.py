@@ -297,7 +297,20 @@ class Run:
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         waited_s = self._batches.waited_s if self._batches else 0.0
         self._batches = None
-        self._log_epoch(self.sums.averages(total), self.history.end_epoch(), waited_s)
+        values, seconds = self.sums.averages(total), self.history.end_epoch()
+        refuse_weightless(values, self.learner.task, self.position.epoch)
+        self._refuse_loss(values)
+        points = {
+            **tagged(values, functools.partial(tags.metric, split="train")),
+            tags.SAMPLES_PER_S: values.samples / seconds,
+            tags.EPOCH_S: seconds,
+            tags.DATA_WAIT_S: waited_s,
+        }
+        if self.position.step % self.config.log_every:  # else just logged
+            points[tags.LR] = self.steps.lr
+        if self.config.on_nan == "skip":
+            points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
+        self.record.log(points)
         if self.config.tensorboard.health:
             shards = self.learner.strategy.shards
             self.record.log(rank_health.scalars(self.health.readings, shards), all_of="ranks/")
@@ -320,22 +333,6 @@ class Run:
         points = tagged(values, lambda name: tags.RUNNING + name, warns=self.worker.rank == 0)
         if samples_per_s is not None:
             points |= {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
-        self.record.log(points)
-
-    def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
-        """Log the averages over the epoch."""
-        refuse_weightless(values, self.learner.task, self.position.epoch)
-        self._refuse_loss(values)
-        points = {
-            **tagged(values, functools.partial(tags.metric, split="train")),
-            tags.SAMPLES_PER_S: values.samples / seconds,
-            tags.EPOCH_S: seconds,
-            tags.DATA_WAIT_S: waited_s,
-        }
-        if self.position.step % self.config.log_every:  # else just logged
-            points[tags.LR] = self.steps.lr
-        if self.config.on_nan == "skip":
-            points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
 
     def _judge(self) -> bool:

@@ -16,12 +16,14 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from expt.command.conf_files import keys_with_meaning, sections
-from expt.command.help import WHEN
+from expt import registry
+from expt.command.conf_files import lineage
+from expt.command.help import WHEN, keys_with_meaning, rows_of, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
-from expt.config.keys import classes_in, described
-from expt.config.kinds import conf_dir
+from expt.config.key_types import classes_in
+from expt.config.keys import effects_in_words
+from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from scripts.architecture import MAX_COLUMNS_OF_PAGES
 from scripts.documents.following import ROOT
@@ -67,7 +69,7 @@ class Setting:
 
 def run_settings() -> Iterator[tuple[str, list[Setting]]]:
     """The sections of conf/config.yaml."""
-    for title, rows in sections(conf_dir() / "config.yaml"):
+    for title, _, rows in sections(conf_dir() / "config.yaml"):
         yield (
             title,
             [_setting(row, RunConfig) for row in rows if not row[0].startswith("defaults.")],
@@ -79,9 +81,9 @@ def group_settings(group: str) -> Iterator[tuple[str, str, list[Setting]]]:
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
-        name = yaml.safe_load(path.read_text(encoding="utf-8"))["name"]
-        rows = keys_with_meaning(lines, f"{group}.")
-        yield path.stem, about, [_setting(row, GROUPS[group][name]) for row in rows]
+        content = {key: value for file in lineage(path) for key, value in read_yaml(file).items()}
+        kind = GROUPS[group][content["name"]]
+        yield path.stem, about, [_setting(row, kind) for row in rows_of(path)]
 
 
 def launcher_settings(name: str) -> list[Setting]:
@@ -134,7 +136,7 @@ def _setting(row: tuple[str, str], owner: type) -> Setting:
     kind = type_of(key if owner is RunConfig else key.partition(".")[2], owner)
     if default == "auto" and "auto" not in kind:
         kind = f"`auto`, or {kind}"
-    return Setting(key, kind, default, meaning, when, described(key))
+    return Setting(key, kind, default, meaning, when, effects_in_words(key))
 
 
 _read: dict[str, Any] = {}
@@ -206,7 +208,8 @@ def _limited(words: str, constraints: Sequence[Any]) -> str:
 
 
 FILLED = re.compile(r"<!-- settings: (.+?) -->.*?<!-- end -->", re.DOTALL)
-PAGES = (ROOT / "docs" / "settings.md", ROOT / "docs" / "settings_groups.md")
+FILLED_PAGES = ("dashboards", "data", "settings", "settings_groups")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in FILLED_PAGES)
 
 
 def filled(text: str) -> str:
@@ -229,11 +232,19 @@ def _wrapped(text: str) -> str:
 
 
 def markdown(what: str) -> str:
-    """What stands in a page for `<!-- settings: WHAT -->`: `run`, a group, or a launcher."""
+    """What stands in a page for `<!-- settings: WHAT -->`.
+
+    That is `run`, a group, `choices GROUP` for what its choices are, `trackers`, or a launcher.
+    """
     if what == "run":
         return "\n".join(f"## {title}\n\n{_items(found)}" for title, found in run_settings())
     if what.startswith("launcher "):
         return _items(launcher_settings(what.partition(" ")[2]))
+    if what == "trackers":
+        rows = (f"| `{name}` | {cls.__doc__} |" for name, cls in registry.trackers().items())
+        return "\n".join(["| `send=` | |", "|---|---|", *rows]) + "\n"
+    if what.startswith("choices "):
+        return _choices(what.partition(" ")[2]) + "\n"
     return _of_group(what)
 
 
@@ -241,19 +252,19 @@ def _of_group(group: str) -> str:
     """Options in a table; then each key once, with the options that have it."""
     chosen = list(group_settings(group))
     names = [name for name, _, _ in chosen]
-    lines = [
-        f"| `{group}=` | |",
-        "|---|---|",
-        *(f"| `{name}` | {about} |" for name, about, _ in chosen),
-        "",
-    ]
     merged: dict[str, list[tuple[str, Setting]]] = {}
     for name, _, found in chosen:
         for setting in found:
             merged.setdefault(setting.key, []).append((name, setting))
     own = own_settings(group)
     merged |= {one.key: [("a class of your own", one)] for one in own if one.key not in merged}
-    return "\n".join(lines) + "\n" + "\n".join(_merged(each, names) for each in merged.values())
+    return "\n".join([_choices(group), "", *(_merged(each, names) for each in merged.values())])
+
+
+def _choices(group: str) -> str:
+    """Options in a table."""
+    rows = [f"| `{name}` | {about} |" for name, about, _ in group_settings(group)]
+    return "\n".join([f"| `{group}=` | |", "|---|---|", *rows])
 
 
 def _merged(each: list[tuple[str, Setting]], names: Sequence[str]) -> str:

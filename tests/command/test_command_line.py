@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from expt.command.command_line import read
-from expt.command.conf_files import checked
+from expt.command.conf_files import checked_folders
 from expt.command.grammar import readable
 from expt.command.words import Options, options_of
 from expt.config.kinds import conf_dir
@@ -183,7 +183,7 @@ def test_a_choice_that_expt_has_too_is_refused() -> None:
         Path("my/model").mkdir(parents=True, exist_ok=True)
         Path("my/model/mlp.yaml").write_text(text)
         if text == ours:
-            checked(["my"])
+            checked_folders(["my"])
         else:
             with pytest.raises(ConfigError, match=r"^my/model/mlp.yaml: "):
                 settings("--config-dir", "my", "epochs=1")

@@ -26,7 +26,6 @@ from expt.command.hydra_part import hydra_files, own_folders_of
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir
-from expt.config.parse import plain
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, Job
 from expt.launch.launcher import launcher
@@ -62,7 +61,7 @@ by_hydra = pytest.mark.usefixtures("_by_hydra")
 
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return plain(hydra_compose("config", with_classes_added(words)))
+        return compose.settings_of(hydra_compose("config", with_classes_added(words)))
 
 
 @by_hydra

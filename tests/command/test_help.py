@@ -1,5 +1,6 @@
 """`--help`, whose text comes from the YAML itself."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -9,7 +10,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.completion import completed
-from expt.command.help import COMMON, EXAMPLES, print_help
+from expt.command.conf_files import lineage
+from expt.command.help import COMMON, EXAMPLES, keys_with_meaning, print_help
 from expt.command.words import WORDS
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
@@ -60,6 +62,26 @@ def test_help_is_one_screen_of_what_most_people_use() -> None:
 def test_help_of_keys_shows_these_only(word: str) -> None:
     rows = re.findall(r"^  (\w+)[.\w]*=", help_text(word), re.MULTILINE)
     assert set(rows) == {word.partition("=")[0]}
+
+
+def test_a_choice_has_the_keys_of_that_which_it_builds_on(tmp_path: Path) -> None:
+    choice = tmp_path / "conf" / "model" / "mine.yaml"
+    choice.parent.mkdir(parents=True)
+    choice.write_text("# Mine.\ndefaults: [mlp, _self_]\ndropout: 0.5\n")
+    lines = help_text("--config-dir", str(tmp_path / "conf"), "model=mine").splitlines()
+    at = lines.index("model=mine  Mine.")
+    rows = dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 3])
+    assert [*rows] == ["model.dropout=0.5", "model.hidden=[256]"]
+    assert rows["model.dropout=0.5"].startswith("after each hidden layer")
+
+
+def test_no_choice_repeats_what_it_builds_on() -> None:
+    for path in conf_dir().glob("*/*.yaml"):
+        (*above, own) = (
+            keys_with_meaning(each.read_text(encoding="utf-8").splitlines(), "group.")
+            for each in lineage(path)
+        )
+        assert not {*own} & {*itertools.chain(*above)}, path
 
 
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expt import machine
-from expt.command.rerun import compare, main, rerun, settings_of
+from expt.command.rerun import compare, config_at_start, main, rerun
 from expt.config.identity import shown
 from expt.config.parse import parse
 from expt.errors import ConfigError
@@ -63,7 +63,7 @@ def test_rerun_begins_as_the_run_did(words: list[str], source: str | None, tmp_p
     paths.hydra.mkdir()
     paths.overrides.write_text("".join(f'- "{word}"\n' for word in words))
     then: Any = {"config": shown(parse(settings, machine.detect()))}
-    assert settings_of(then, paths).resume == source
+    assert config_at_start(then, paths).resume == source
 
 
 @pytest.mark.parametrize(

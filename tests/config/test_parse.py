@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[int | str, ...]] = {
         "model.size=5m: input should be '400k', '1m', "),
     "a list of sizes": (0, f"{TEXT} model.size=[1m]",
         "model.size=[1m]: input should be '400k', '1m', "),
-    "a tracker that is none": (0, "send=mlflo", "send=[mlflo]: input should be 'mlflow', "),
+    "a tracker that is none": (0, "send=mlflo", f"send=[mlflo]: input should be '{TRACKERS[0]}', "),
     "a mode that is none": (0, "wandb.mode=onlin",
         "wandb.mode=onlin: input should be 'online' or 'offline'"),
     "a name that is not dotted": (0, "model={_target_:own}", "model.target=own: "),
@@ -292,7 +292,7 @@ def test_a_password_of_the_environment_is_used_and_not_written(
     assert "word" not in str(raised.value).replace("password", "")
     monkeypatch.setenv("OUR_MLFLOW", "https://me:word@host")
     config = parsed("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")
-    assert config.mlflow.tracking_uri == "https://me:word@host"
+    assert config.trackers["mlflow"].tracking_uri == "https://me:word@host"
     assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
     assert not [x for x in hyperparameters(shown(config)) if x.startswith(("send", *TRACKERS))]
 

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
+from expt.command.compose import settings_of
 from expt.config import secrets
-from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.facade import Patch
 
@@ -27,7 +27,7 @@ def _environment(monkeypatch: Patch) -> None:
 
 
 def composed(**content: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    settings = plain(OmegaConf.create(content))
+    settings = settings_of(OmegaConf.create(content))
     return settings, settings.pop("secrets")
 
 

@@ -180,7 +180,7 @@ def test_a_value_that_is_refused_takes_no_other_along(
         log(client, run_id, **some)
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch)
-    monkeypatch.setattr(trackers, "_refused", set())
+    monkeypatch.setattr(trackers, "_REFUSED", set())
     sender = Sender("mlflow", {"tracking_uri": store, "tags": {"mine": "1", "other": "2"}})
     sender.send([others], last=True)
     sender.end()

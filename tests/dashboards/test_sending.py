@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from expt.dashboards import sender, trackers
+from expt.dashboards import sender
 from expt.dashboards.sender import Sending
-from expt.dashboards.trackers import TrackioCopy, WandbCopy
+from expt.dashboards.trackers import mlflow
+from expt.dashboards.trackers.trackio import TrackioCopy
+from expt.dashboards.trackers.wandb import WandbCopy
 from expt.errors import ConfigError
 from expt.runs.metrics_file import Point
 from tests.conftest import Configured
@@ -88,8 +90,8 @@ def test_a_file_of_sqlite_that_cannot_be_used_is_named_at_once(store: str, tmp_p
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no database, but a text that somebody wrote\n" * 20)
     uri = f"sqlite:///{tmp_path / store}"
-    assert trackers._unusable(uri).startswith(f"{uri}: ") is (store != "file")
-    assert not any(map(trackers._unusable, ("http://127.0.0.1:5000", "sqlite://", "./mlruns")))
+    assert mlflow._unusable(uri).startswith(f"{uri}: ") is (store != "file")
+    assert not any(map(mlflow._unusable, ("http://127.0.0.1:5000", "sqlite://", "./mlruns")))
 
 
 def test_nothing_is_started_where_nothing_is_sent(tmp_path: Path, configured: Configured) -> None:

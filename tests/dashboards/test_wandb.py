@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from expt.dashboards.trackers import WandbCopy
+from expt.dashboards.trackers.wandb import WandbCopy
 from expt.runs.metrics_file import Point
 from tests.facade import Capture, RunFolder, as_typed, run
 

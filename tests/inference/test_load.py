@@ -46,6 +46,7 @@ SHIPPED = {
 }  # fmt: skip
 
 
+RARE = {"timm", "torchvision", "mlp"}
 BOOK = "to be or not to be, that is the question. " * 60
 
 
@@ -88,10 +89,7 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("timm", "torchvision") else name
-        for name in SHIPPED
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in SHIPPED],
 )
 def test_it_gives_what_the_worker_computed(
     name: str, train_alone: TrainAlone, tmp_path: Path
@@ -343,7 +341,7 @@ class OfColumns(nn.Sequential):
         super().__init__(nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 1))
 
 
-@pytest.mark.parametrize("kind", ["table", "texts", "custom"])
+@pytest.mark.parametrize("kind", [pytest.param("table", marks=pytest.mark.slow), "texts", "custom"])
 def test_a_model_of_rows_gets_them_as_in_training(
     kind: str, train: TrainAlone, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expt.command import report
-from expt.command.conf_files import keys
+from expt.command.conf_files import keys_in_yaml
 from expt.command.grammar import Override, parse, readable
 from expt.command.help import EXAMPLES
 from expt.command.words import WORDS, options_of
@@ -145,7 +145,7 @@ def test_the_settings_that_a_document_names_are_there(document: Path) -> None:
     text = document.read_text()
     if document.stem == "coming_from":  # its tables' first column is a peer's
         text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
-    named = set(re.findall(r"`([\w./]+)=[^`]*`", text)) - {*keys(), *NO_SETTINGS}
+    named = set(re.findall(r"`([\w./]+)=[^`]*`", text)) - {*keys_in_yaml(), *NO_SETTINGS}
     assert not {key for key in named if not key.startswith("hydra.launcher.")}
 
 

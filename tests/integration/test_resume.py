@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import expt
 from expt.command.report import Found, parse, report
+from expt.command.rerun import config_at_start
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
@@ -146,10 +147,14 @@ def test_another_experiment_is_refused(tmp_path: Path, few: RunFolder, trained: 
 
 def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained) -> None:
     run = few
-    resumed = trained(f"resume={run.folder / 'checkpoints/last-1.safetensors'}", *FEW, name="new")
+    source = f"{run.folder}/checkpoints/last-1.safetensors"
+    resumed = trained(f"resume={source}", *FEW, name="new")
     assert_equal(resumed, run)
     tags = EventAccumulator(str(resumed.folder)).Reload().Scalars("loss/val")
     assert [point.step for point in tags] == [10, 20, 30]
+    for epochs in (4, 5):  # a rerun begins from the file, too
+        longer = trained("resume=auto", f"epochs={epochs}", name="new")
+        assert config_at_start(longer.result, longer.paths).resume == source
 
 
 def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ CASES = {
     "task=segmentation": "task=segmentation: dataset=digits is for task=classification",
     f"{MASKS} task.num_classes=4": "task.num_classes=4: dataset=segmentation_folder has 3",
     f"{MASKS} model=unet +dataset.augment.flip=true": "dataset.augment: moves images without their",
+    f"{TABLE} task=multilabel dataset.standardise_targets=true": "=true: is of numbers to predict",
     "task.class_weights=[0,0]": "task.class_weights: all are 0",
     "task.class_weights=[1,-1]": "task.class_weights",
     "mixup=0": "mixup=0",

@@ -21,8 +21,10 @@ from torch.utils.data import default_collate
 
 from expt.data import indexing
 from expt.data.loading import Batch
+from expt.errors import DataError
 from expt.features import Mask
 from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
 from expt.training.collectives import Worker
 from tests.conftest import Configured
@@ -123,6 +125,20 @@ def test_double_model_has_double_loss_and_gradient(name: str, configured: Config
         torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
     predicted = task.predict(mine)
     assert predicted.dtype == torch.float64 or not predicted.is_floating_point()
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"), [(name, each) for name, case in CASES.items() for each in case.refused]
+)
+def test_other_targets_are_refused(
+    name: str, refused: Sequence[float], configured: Configured
+) -> None:
+    targets = torch.tensor([refused])
+    task, batch = config_of(name, configured).task.build(Facts()), Batch(None, targets, 1)
+    sums = Sums(task, torch.device("cpu"))
+    sums.add(task.loss(targets, batch), targets, batch)
+    with pytest.raises(DataError, match=f"task={name} takes no others"):
+        sums.averages(sums.values)
 
 
 def test_weights_of_classes_and_shares_of_mixed_ones_are_too() -> None:

@@ -240,7 +240,7 @@ UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", common(UNCHANGED, "adam", "plateau", "within"))
+@pytest.mark.parametrize("name", common(UNCHANGED, "adam", "within"))
 def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, forking: Forking) -> None:
     words, which = (*FORKED, *UNCHANGED[name][0], "epochs=4"), UNCHANGED[name][1]
     parent = forking(*words, name="parent")

@@ -86,7 +86,7 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
 }
 COMMON = {
     *("mlp, average, clip, parts", "transformer", "ByNorm", "Penalised, even"),
-    *("a weight in a list", "Clipping", "Forgetful", "muon", "a lost buffer"),
+    *("a weight in a list", "Clipping", "muon", "a lost buffer"),
 }
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {

@@ -134,7 +134,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
     assert _drawn(longer.folder) == _drawn(at_once.folder)
 
 
-@pytest.mark.parametrize("name", common(CASES, "constant", "steps that end", "evaluations"))
+@pytest.mark.parametrize("name", common(CASES, "constant", "evaluations"))
 def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
     name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
@@ -220,7 +220,7 @@ def pruned_after(
     return train_alone(*words, name="pruned", source=source, before=until)
 
 
-@pytest.mark.parametrize("name", PAUSE_CASES)
+@pytest.mark.parametrize("name", common(PAUSE_CASES, "all"))
 def test_a_run_that_has_paused_goes_on_to_the_same_bits(
     name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch
 from expt.errors import ConfigError
-from expt.runs import checkpoint
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.training.precision import Precision
@@ -162,8 +162,7 @@ def test_numbers_that_are_no_sums(
         "~task", f"+task._target_={OWN}.Peaked", metrics, "epochs=2", "objective=loss/val",
     )  # fmt: skip
     words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256", NO_PICTURES)
-    two = train_together(2, *words, name="two")
-    first = train_together(2, *words, "max_steps=7", name="both")
+    two = train_together(2, *words, "checkpoint.every_steps=7", "checkpoint.keep=9", name="two")
     modules: list[Any] = []
     one = train_alone(*words, before=lambda run: modules.append(copy.deepcopy(run.learner)))
     seen: list[list[tuple[float, float]]] = []
@@ -191,7 +190,8 @@ def test_numbers_that_are_no_sums(
         for tag, numbers in expected.items():
             assert [value for _, value in run.curve(tag)] == pytest.approx(numbers, abs=1e-4), tag
     assert resumed.points == one.points
-    source = RunPaths(first.folder).before_end
+    states = checkpoint_file.candidates(two.paths.last)
+    source = next(at for at in states if checkpoint_file.read(at)["position"]["step"] == 7)
     found = train_alone(*words, name="both", source=source)
     widest = found.curve("widest/train")[-1][1]
     assert widest == pytest.approx(expected["widest/train"][-1], abs=1e-4)

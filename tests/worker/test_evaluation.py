@@ -29,7 +29,7 @@ from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import Capture, Patch, as_typed, request_of
+from tests.facade import Capture, Patch, as_typed, common, request_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -134,7 +134,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", common(RUNS, "batch norm", "a moving", "standardised"))
 def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> None:
     trained = train(*RUNS[name])
     folder, recorded = trained.folder, trained.result["metrics"]

@@ -191,7 +191,7 @@ def test_advice_is_of_what_memory_ran_out_for(
     where, *more = words
     model = ("~model", f"+model._target_={__name__}.Starved", f"+model.where={where}")
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        train_alone(*SHORT, *model, *more)
+        train_alone("max_steps=1", *model, *more)
     config = configured("world_size=2", *model, *more)
     assert re.findall(SETTING, str(in_words(raised.value, config))) == settings
     alone = dataclasses.replace(config, world_size=1)

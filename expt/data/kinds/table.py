@@ -17,7 +17,7 @@ from expt.data.kinds import DatasetConfig, Group, HeldOut, Opening, Place, Stand
 from expt.data.rows import Rows, Wanted, load, word
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
-from expt.features import Classes, Features, Labels, Numbers
+from expt.features import Anything, Classes, Features, Labels, Numbers
 
 if TYPE_CHECKING:
     from expt.data.source import Source
@@ -179,13 +179,13 @@ def problems_of_columns(
     key: str, targets: str | Sequence[str], standardises: bool, task: Any
 ) -> list[str]:
     """Return which of the keys of columns don't go with the task, one line each."""
-    problems, classifies = [], task.takes is Classes
-    if classifies and len(names_of(targets)) > 1:
+    problems = []
+    if task.takes is Classes and len(names_of(targets)) > 1:
         problems.append(
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"
             " name one, or use task=multilabel or task=regression"
         )
-    if standardises and classifies:
+    if standardises and not (task.takes.has_unit or task.takes is Anything):
         problems.append(
             "dataset.standardise_targets=true: is of numbers to predict; use false, or"
             " task=regression"

@@ -19,6 +19,7 @@ from expt.runs.view.listing import best_first
 from expt.runs.view.settings import Row, objective_name, rows, shown_setting
 from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
+SUMMARY_CSV = "summary.csv"
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
 """The largest number of rows that are printed."""
@@ -116,7 +117,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:
         settings = ("" if value is None else setting(value) for value in known)
         about = [run.folder.name, run.status, run.record.get("identity", "")]
         table.append([*about, *settings, *map(_cell, numbers), in_one_line(run.error)])
-    write_atomically(folder / "summary.csv", as_csv(table))
+    write_atomically(folder / SUMMARY_CSV, as_csv(table))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 

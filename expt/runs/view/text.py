@@ -189,12 +189,11 @@ def resume_command(paths: RunPaths, key: str = "") -> str:
 
 def sweep_command(folder: Path, command: str) -> str:
     """Return the command that continues the sweep in `folder`, which `command` has begun."""
-    from expt.runs.overrides import joined, quoted  # late, as above
+    from expt.runs.overrides import joined, quoted, words_after_expt  # late, as above
 
-    words = shlex.split(command)
-    if words[2 * (words[:2] == ["python", "-m"]) :][:1] != ["expt"]:  # of a script or a notebook
+    if words_after_expt(command) is None:  # of a script or a notebook
         return f"call expt.sweep again, with folder={str(folder)!r}"
-    kept = [word for word in words if not word.startswith("hydra.sweep.dir=")]
+    kept = [word for word in shlex.split(command) if not word.startswith("hydra.sweep.dir=")]
     return joined([*kept, f"hydra.sweep.dir={quoted(shown_path(folder))}"])
 
 
