@@ -146,6 +146,7 @@ def test_a_signal_after_the_document_leaves_the_exit_code(tmp_path: Path) -> Non
     assert document(python(program, cwd=tmp_path))["exit_code"] == 0
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_that_a_library_drops_is_the_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, signal\nfrom torch import nn\n"

@@ -15,7 +15,7 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from tests.command.test_help import help_text
 from tests.conftest import Typed
-from tests.facade import Capture, Patch, environment, run
+from tests.facade import Capture, Patch, environment
 
 
 @pytest.fixture(autouse=True)
@@ -237,17 +237,16 @@ def configs() -> dict[str, Any]:
     }
 
 
-def test_a_sweep_over_a_custom_group(conf: Path) -> None:
-    done = run("-m", "+recipe=a,b", *SMALL, cwd=conf)
-    assert done.returncode == 0, done.stderr
+def test_a_sweep_over_custom_groups(conf: Path, capsys: Capture) -> None:
+    """Also over one that a choice puts elsewhere."""
+    expt.sweep("+recipe=a,b", *SMALL)
     found = {name: config["epochs"] for name, config in configs().items()}
     assert found == {"recipe=a": 1, "recipe=b": 2}
-    assert "\nrecipe  accuracy/val" in done.stdout
-
-
-def test_a_sweep_over_what_a_group_puts_elsewhere(conf: Path) -> None:
-    expt.sweep("model=own", "aug@model.opts=a,b", "epochs=1", *SMALL)
-    opts = {name: config["model"]["kwargs"]["opts"] for name, config in configs().items()}
+    assert "\nrecipe  accuracy/val" in capsys.readouterr().out
+    expt.sweep("model=own", "aug@model.opts=a,b", "epochs=1", *SMALL[:2], folder="other")
+    paths = Path("other").glob("*/result.json")
+    models = {each.parent.name: json.loads(each.read_text())["config"]["model"] for each in paths}
+    opts = {name: model["kwargs"]["opts"] for name, model in models.items()}
     assert opts == {"opts=a": {"flip": 1}, "opts=b": {"flip": 2}}
 
 

@@ -109,6 +109,7 @@ def test_lines_are_whole_in_a_narrow_terminal(outputs: Path) -> None:
     assert narrow.getvalue() == wide.getvalue()
 
 
+@pytest.mark.slow
 def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -82,7 +82,7 @@ CASES = {
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'",
         "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
-OWN = Bad("--config-dir conf dataset=label", "sample 5: ", adds=FAILED)
+OWN = Bad("--config-dir conf dataset=label world_size=1", "sample 5: ", adds=FAILED)
 """A label that only a worker comes upon."""
 
 FILES = {
@@ -314,8 +314,6 @@ class Tokens(Rows):
 
     def __getitem__(self, index):
         tokens, other = torch.zeros(4).long(), torch.full((4,), 9 if index == 5 else 1)
-        if self.kind == "long":
-            return torch.zeros(6).long(), torch.zeros(6).long()
         if self.kind == "float": return tokens / 2, tokens
         return {"input": (other, tokens), "target": (tokens, other)}[self.kind]
 
@@ -398,8 +396,6 @@ TASKS = {
         "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
     "tokens that are not integers": Bad(f"{TOKENS}float",
         "sample 0: its inputs are torch.float32; let them be tokens"),
-    "a sample longer than the context": Bad(f"{TOKENS}long",
-        "a sample has 6 tokens, and the model takes 4; cut it, o"),
     "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8",
         "model=mlp: gives outputs for each sample, and task=language_model for each token"),
     # masks
@@ -424,10 +420,6 @@ TASKS = {
         "the model gives float32 [8, 1], and a batch's targets are float32 [8, 2]"
     ),
     # models
-    "no images for a named model": Bad(
-        "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
-        "model=torchvision: needs channels, image_size, and the dataset has not",
-    ),
     "tokens for a named model": Bad(
         "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens "
         "dataset.kind=input",

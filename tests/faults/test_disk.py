@@ -87,9 +87,10 @@ def _fill(folder: Path) -> Path:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checkpoints",
-    [True, pytest.param(False, marks=pytest.mark.slow)],
+    [True, False],
     ids=["checkpoints too", "TensorBoard and metrics alone"],
 )
 def test_full_disk_ends_the_run(checkpoints: bool, disk: Path, trained: Trained) -> None:

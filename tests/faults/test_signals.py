@@ -18,7 +18,11 @@ from tests.integration.test_resume import assert_equal
 
 
 @pytest.mark.parametrize(
-    "whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"]
+    "whole_group",
+    [
+        pytest.param(True, id="as the terminal sends it"),
+        pytest.param(False, id="to the driver alone", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
 def test_ctrl_c_stops_everything(

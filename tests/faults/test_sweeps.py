@@ -139,11 +139,11 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     children = descendants(process.pid)
     process.kill()
     process.communicate()
+    wait_until(lambda: not alive(children), timeout_s=2)  # one may complete as it dies
     left = completed()
     assert 1 <= len(left) < 4
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     again = run("-m", "seed=range(5)", *alone, "hydra.sweep.dir=latest", cwd=tmp_path)
-    assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
@@ -162,7 +162,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_a_sweep_and_says_how(tmp_path: Path, faulty: tuple[str, ...]) -> None:
     one_by_one = "hydra.launcher.max_concurrent=1"
-    words = ("model.how=hold", "seed=0,1,2", "epochs=2", one_by_one, "hydra.sweep.dir='my sweep'")
+    words = ("model.how=hold", "seed=0,1", "epochs=2", one_by_one, "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
@@ -188,7 +188,7 @@ def test_ctrl_c_stops_a_sweep_and_says_how(tmp_path: Path, faulty: tuple[str, ..
     (tmp_path / "flag").touch()
     again = run(*shlex.split(command)[3:], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert statuses(tmp_path / "my sweep") == {f"seed={seed}": "completed" for seed in range(3)}
+    assert statuses(tmp_path / "my sweep") == {f"seed={seed}": "completed" for seed in range(2)}
     assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, "its logs stay"
 
 

@@ -33,7 +33,6 @@ def test_the_failing_ranks_traceback_is_the_error(tmp_path: Path) -> None:
     ("what", "text"),
     [
         ("1:30:kill", "rank 1 of 2 was killed by SIGKILL (out of memory?)"),
-        ("1:30:term", "rank 1 of 2 was killed by SIGTERM"),
         ("0:30:exit0", "rank 0 of 2 exited with code 0 before it had completed"),
     ],
 )

@@ -90,6 +90,7 @@ def odd_one_out(tmp_path: Path, monkeypatch: Patch) -> Callable[[str], list[str]
     return lambda how: [*own_model(tmp_path, ODD_ONE_OUT, "odd", how=how), *few]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("workers on cards share no memory")
 def test_a_rank_that_is_slow_shows(
     odd_one_out: Callable[[str], list[str]], trained: Trained
@@ -100,6 +101,7 @@ def test_a_rank_that_is_slow_shows(
     assert values["ranks/all_reduce_share"] > 0, "the other one waits"
 
 
+@pytest.mark.slow
 def test_drift_fails(
     odd_one_out: Callable[[str], list[str]], trained: Trained, tmp_path: Path
 ) -> None:

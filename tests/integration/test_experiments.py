@@ -132,7 +132,7 @@ FEW = {
 def test_each_experiment_trains_on_its_data(
     name: str, few_images: dict[str, str], trained: Trained, tmp_path: Path
 ) -> None:
-    (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 150)
     root = {**few_images, "text": str(tmp_path / "book.txt")}.get(
         SOURCES[name].get("dataset.name", "")
     )

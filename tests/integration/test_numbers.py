@@ -70,6 +70,7 @@ def test_the_loss_curve_is_that_of_a_plain_loop(trained: Trained) -> None:
     assert done.result["best"]["step"] == max(accuracy, key=lambda step: accuracy[step])
 
 
+@pytest.mark.slow
 def test_the_curve_is_gloos(trained: Trained) -> None:
     """A sum of two does not depend on their order."""
     words = ("world_size=2", "max_steps=20", "log_every=1", "threads=1")
@@ -120,9 +121,9 @@ def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbe
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (4, "batch_norm=groups batch_norm_group=16"),
+        pytest.param(4, "batch_norm=groups batch_norm_group=16", marks=pytest.mark.slow),
         (2, "batch_norm=groups batch_norm_group=8 gradient_accumulation=2"),
-        (2, "batch_norm=sync gradient_accumulation=2"),
+        pytest.param(2, "batch_norm=sync gradient_accumulation=2", marks=pytest.mark.slow),
     ],
 )
 def test_grouped_and_accumulated(numbers: Callable[..., Numbers], workers: int, words: str) -> None:

@@ -115,7 +115,7 @@ def test_another_number_of_workers_follows_the_same_curve(tmp_path: Path, traine
         assert mine == pytest.approx(other, abs=1e-4)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "garbage"])
+@pytest.mark.parametrize("damage", ["flipped", pytest.param("garbage", marks=pytest.mark.slow)])
 def test_damaged_is_skipped(damage: str, few: RunFolder, trained: Trained, capfd: Capture) -> None:
     run = few
     last, before = run.paths.last, run.points

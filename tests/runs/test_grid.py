@@ -114,21 +114,20 @@ def leave_corrected(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "number"),
+    ("folder", "words", "number"),
     [
-        ((), 4),
-        (("--csv", "-"), 4),
-        (("--csv", "x.csv"), 4),
-        (("--plot", "x.svg"), 4),
-        (("--filter", "lr>1"), 2),
-        (("--filter", "lr>1", "--csv", "-"), 2),
-        (("--filter", "lr>1", "--csv", "x.csv"), 2),
-        (("--verdict",), None),
-        (("--optuna", "x.log", "--verdict"), None),
-        (("--sort", "lr"), 4),
+        *((folder, (), 4) for folder in "s."),
+        *((folder, ("--csv", "-"), 4) for folder in "s."),
+        ("s", ("--csv", "x.csv"), 4),
+        ("s", ("--plot", "x.svg"), 4),
+        (".", ("--filter", "lr>1"), 2),
+        ("s", ("--filter", "lr>1", "--csv", "-"), 2),
+        (".", ("--filter", "lr>1", "--csv", "x.csv"), 2),
+        ("s", ("--verdict",), None),
+        (".", ("--optuna", "x.log", "--verdict"), None),
+        ("s", ("--sort", "lr"), 4),
     ],
 )
-@pytest.mark.parametrize("folder", ["s", "."])
 def test_no_form_of_a_report_has_hidden_runs(
     folder: str, words: tuple[str, ...], number: int | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:

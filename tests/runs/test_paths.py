@@ -184,7 +184,9 @@ def test_a_swept_key_is_named_where_only_one_value_is_looked_at() -> None:
 
 @given(
     st.dictionaries(
-        st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?", fullmatch=True), st.text(max_size=300)
+        st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?", fullmatch=True),
+        st.text(max_size=300),
+        max_size=4,
     )
 )
 def test_a_name_is_one_that_every_file_system_takes(settings: dict[str, str]) -> None:
