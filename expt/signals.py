@@ -110,7 +110,7 @@ def interruption() -> str:
 
 
 def grace_s() -> float:
-    """How long the workers get, by who asked."""
+    """Return the seconds that workers get to save, by who asked."""
     return IMPATIENT_S if _received[:1] == [signal.SIGINT] else GRACE_S
 
 
@@ -147,9 +147,8 @@ class Heeded:
         _received.clear()
         if _in_command and threading.current_thread() is threading.main_thread():
             raise_dropped()
-            heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(
-                signal.SIGHUP
-            )
+            heeded: list[signal.Signals] = [number for number in ASKING if number != signal.SIGHUP]
+            heeded += _unless_ignored(signal.SIGHUP)
             self._before = {number: signal.signal(number, self._keep) for number in heeded}
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.machine import MPS_DAEMON
+from expt.gpus import MPS_DAEMON
 from scripts.benchmarks import gpu
 from scripts.benchmarks.links import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks.memory import Peak

@@ -16,7 +16,7 @@ import pynvml
 import pytest
 import torch
 
-from expt import machine
+from expt import gpus, machine
 from expt.command import doctor
 from expt.config.auto import fill_auto
 from expt.worker import build
@@ -27,9 +27,9 @@ ALL = ("0", "1", "2", "3")
 
 @pytest.fixture(autouse=True)
 def _four_gpus(monkeypatch: Patch) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", machine.SIMULATED_GPUS):
+    for name in ("CUDA_VISIBLE_DEVICES", gpus.SIMULATED_GPUS):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(machine, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
+    monkeypatch.setattr(gpus, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_cuda_visible_devices(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.visible_gpus() == expected
+    assert gpus.visible().gpus == expected
     assert machine.detect().gpus == expected
 
 
@@ -93,25 +93,25 @@ def test_hiding_is_named(monkeypatch: Patch, visible: str, hides: bool, misnamed
 
 
 def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(machine, "_gpus", lambda: [("0000:c1:00", ""), ("0000:c2:00", "")])
+    monkeypatch.setattr(gpus, "_gpus", lambda: [("0000:c1:00", ""), ("0000:c2:00", "")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-8932f937")
-    assert machine.visible_gpus() == ("GPU-8932f937",)
+    assert gpus.visible().gpus == ("GPU-8932f937",)
 
 
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(machine, "_gpus", lambda: ())
+    monkeypatch.setattr(gpus, "_gpus", lambda: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")
-    assert machine.visible_gpus() == ()
+    assert gpus.visible().gpus == ()
 
 
 def test_the_driver_is_asked_for_its_gpus(monkeypatch: Patch) -> None:
     monkeypatch.undo()
-    assert len(machine._gpus()) >= 0
+    assert len(gpus._gpus()) >= 0
 
 
 def test_simulated_gpus_are_told_apart(monkeypatch: Patch) -> None:
     assert not machine.detect().simulated
-    monkeypatch.setenv(machine.SIMULATED_GPUS, "2")
+    monkeypatch.setenv(gpus.SIMULATED_GPUS, "2")
     found = machine.detect()
     assert (found.gpus, found.simulated) == (("0", "1"), True)
 
@@ -226,10 +226,10 @@ def test_gpus_of_one_task(monkeypatch: Patch, more: dict[str, str], own: bool) -
 
 
 def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(machine, "_gpus", lambda: [("GPU-11aa", "A"), ("GPU-22bb", "B")])
+    monkeypatch.setattr(gpus, "_gpus", lambda: [("GPU-11aa", "A"), ("GPU-22bb", "B")])
     called = ("1", "GPU-22", "GPU-22bb", "MIG-5", "7")
-    assert [machine.gpu_uuid(name) for name in called] == ["GPU-22bb"] * 3 + ["MIG-5", "7"]
-    assert machine.gpu_names() == ["A", "B"]
+    assert [gpus.gpu_uuid(name) for name in called] == ["GPU-22bb"] * 3 + ["MIG-5", "7"]
+    assert gpus.gpu_names() == ["A", "B"]
 
 
 def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: Patch) -> None:
@@ -239,12 +239,12 @@ def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: Patch) -> None
         return index
 
     monkeypatch.undo()
-    monkeypatch.setattr(machine, "_nvml", contextlib.nullcontext)
+    monkeypatch.setattr(gpus, "_nvml", contextlib.nullcontext)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda index: f"GPU-{index}")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: f"name {index}")
-    assert machine._gpus() == [("0", "unknown"), ("GPU-1", "name 1")]
+    assert gpus._gpus() == [("0", "unknown"), ("GPU-1", "name 1")]
 
 
 @pytest.mark.parametrize(
@@ -269,14 +269,14 @@ def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
     monkeypatch.undo()
     _without_nvml(monkeypatch, tmp_path, version)
     absent = partial(os.stat, tmp_path / "absent")
-    drivers = dict.fromkeys(machine._DRIVERS, tmp_path.stat if driver else absent)
-    monkeypatch.setattr(machine, "_DRIVERS", drivers)
+    drivers = dict.fromkeys(gpus._DRIVERS, tmp_path.stat if driver else absent)
+    monkeypatch.setattr(gpus, "_DRIVERS", drivers)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert machine.visible_gpus() == ("0",) * asks
-    assert machine.gpu_uuid("0") == ("0000:c1:00" if asks else "0")
-    assert machine.energy_j(["0"]) is None
+    assert gpus.visible().gpus == ("0",) * asks
+    assert gpus.gpu_uuid("0") == ("0000:c1:00" if asks else "0")
+    assert gpus.energy_j(["0"]) is None
     assert len(asked) == asks  # once
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & {*chain(*asked)}
 
@@ -284,8 +284,8 @@ def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
 def test_intel_torch_uses_the_cpu(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
     monkeypatch.undo()
     _without_nvml(monkeypatch, tmp_path, "hip: Optional[str] = None\nxpu: Optional[str] = '20250'")
-    for gpus in (0, "auto", "auto"):
-        assert fill_auto({"gpus": gpus}, machine.detect())["gpus"] == 0
+    for number in (0, "auto", "auto"):
+        assert fill_auto({"gpus": number}, machine.detect())["gpus"] == 0
     assert capsys.readouterr().err.count("Intel") == 1
 
 
@@ -297,22 +297,22 @@ def _without_nvml(monkeypatch: Patch, folder: Path, version: str) -> None:
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     monkeypatch.setattr(pynvml, "nvmlInit", no_nvml)
-    for cached in (machine._torch_is_for, machine._gpus_of_torch, machine.note_unused):
+    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
         cached.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
     yield
-    for cached in (machine._torch_is_for, machine._gpus_of_torch, machine.note_unused):
+    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
         cached.cache_clear()
 
 
 def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert not machine.mps_runs()
-    program = tmp_path / machine.MPS_DAEMON
+    assert not gpus.mps_runs()
+    program = tmp_path / gpus.MPS_DAEMON
     program.symlink_to(shutil.which("cat") or "/bin/cat")
     daemon = subprocess.Popen(
         [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -322,20 +322,20 @@ def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
     try:
         daemon.stdin.write(b"it runs\n")
         daemon.stdout.readline()
-        file = tmp_path / f"{machine.MPS_DAEMON}.pid"
+        file = tmp_path / f"{gpus.MPS_DAEMON}.pid"
         file.write_text(f"{daemon.pid}\n")
-        assert machine.mps_runs()
+        assert gpus.mps_runs()
         assert doctor._mps().outcome == "pass"
         file.write_text(str(os.getpid()))
-        assert not machine.mps_runs(), "the number is another program's by now"
+        assert not gpus.mps_runs(), "the number is another program's by now"
         file.write_text(f"{daemon.pid}\n")
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "other"))
-        assert not machine.mps_runs(), "it is for programs of another environment"
+        assert not gpus.mps_runs(), "it is for programs of another environment"
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     finally:
         daemon.kill()
         daemon.communicate()
-    assert not machine.mps_runs(), "it was killed, and has left its file"
+    assert not gpus.mps_runs(), "it was killed, and has left its file"
     found = doctor._mps()
     assert found.outcome == "note"
     assert found.fix == "to let them run at the same time: nvidia-cuda-mps-control -d"
@@ -354,7 +354,7 @@ def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
 )
 def test_cpu_with_short_floats(cpuinfo: str, slow: bool, fp16: bool, monkeypatch: Patch) -> None:
     text = f"processor : 0\n{cpuinfo}\n\nprocessor : 1\nflags : bf16\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding=None: text)
     assert machine.slow_in_bfloat16() == slow
     assert machine.detect().cpu_fp16 == fp16
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from expt import machine
+from expt import gpus, machine
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.groups import GROUPS
@@ -106,7 +106,7 @@ def _findings(root: str | None) -> Iterator[Finding]:
     if torch.outcome == "fail":
         return  # all that follows needs it
     trained = [two_workers("gpus=0")]  # while that process imports torchvision
-    if len(machine.visible_gpus()) > 1:
+    if len(gpus.visible().gpus) > 1:
         trained.append(two_workers("gpus=2"))
     yield from of_torch
     yield from _datasets(root)
@@ -156,7 +156,7 @@ def _gpus() -> Iterator[Finding]:
     ]
     fix = "install another build of torch: this one has no gloo"
     yield _pass_or_fail("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
-    if not (seen := machine.visible_gpus()):
+    if not (seen := gpus.visible().gpus):
         yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
         return
     if not torch.cuda.is_available():
@@ -169,12 +169,10 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _mps() -> Finding:
-    if machine.mps_runs():
+    if gpus.mps_runs():
         return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
     found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-    return Finding(
-        "note", "MPS", found, f"to let them run at the same time: {machine.MPS_DAEMON} -d"
-    )
+    return Finding("note", "MPS", found, f"to let them run at the same time: {gpus.MPS_DAEMON} -d")
 
 
 def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:
@@ -187,9 +185,9 @@ def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:
         except RuntimeError as error:  # CUDA's first call on this device
             faults[index] = first_line(error)
     usable = [index for index, (free, total) in rooms.items() if free >= total / 2]
-    fix = f"see nvidia-smi; take others: {machine.instead(usable)}"
+    fix = f"see nvidia-smi; take others: {gpus.setting(usable)}"
     for index, name in enumerate(seen):
-        what, uuid = f"GPU {index}", machine.gpu_uuid(name)
+        what, uuid = f"GPU {index}", gpus.gpu_uuid(name)
         if index in faults:
             yield Finding("fail", what, f"{uuid}: {faults[index]}", fix)
             continue

@@ -19,7 +19,7 @@ from expt.runs.view.text import Console, cells, plain_table, say
 if TYPE_CHECKING:
     from expt.command.grammar import Override
     from expt.config.schema import RunConfig
-    from expt.planning.plan import Planned
+    from expt.planning.plan import Footprints
 
 ABOUT = """\
 Show the memory that a run would need on each device, before it runs and without a GPU: parameters,
@@ -45,9 +45,9 @@ def main(words: Sequence[str]) -> int:
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
     config, vocabulary = _configured(options)
-    from expt.planning.plan import planned  # late: it imports torch
+    from expt.planning.plan import footprints  # late: it imports torch
 
-    found = planned(config, vocabulary)
+    found = footprints(config, vocabulary)
     plans = [dataclasses.asdict(plan) | {"total": plan.total} for plan in found.plans]
     terminal.put(plan={**found._asdict(), "plans": plans, "workers": config.world_size})
     _show(Console(), config, found)
@@ -100,7 +100,7 @@ def _machine_with(gpus: Any) -> machine.Machine:
     return machine.Machine(gpus=tuple(map(str, range(number))), cpus=machine.usable_cpus())
 
 
-def _show(console: Console, config: RunConfig, found: Planned) -> None:
+def _show(console: Console, config: RunConfig, found: Footprints) -> None:
     blocks = f" in {found.num_blocks} blocks" if found.num_blocks else ""
     say(console, f"model   {word(config.model)}: {found.num_parameters:,} parameters{blocks}")
     what = "GPU" if config.num_gpus else "CPU worker"

@@ -14,8 +14,9 @@ from expt.config.identity import digest, shown
 from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
-from expt.launch.job import Job, Options, request_of
+from expt.launch.job import Job
 from expt.launch.one_run import Tried, together_s, try_out
+from expt.launch.pool import PoolOptions
 from expt.machine import Machine
 from expt.runs.failure import in_one_line
 from expt.runs.result import COMPLETED
@@ -23,7 +24,7 @@ from expt.runs.view.text import Console, about, brief, cells, mebibytes, plain_t
 
 
 def preflight(
-    jobs: Sequence[Job], machine: Machine, options: Options, total: int | None = None
+    jobs: Sequence[Job], machine: Machine, options: PoolOptions, total: int | None = None
 ) -> None:
     """Try out a run of each kind among those that are not complete, and print their costs.
 
@@ -35,7 +36,7 @@ def preflight(
     for job in jobs:
         if job.request is not None and job.status != COMPLETED:
             kinds.setdefault(_kind(job.request.config), []).append(job)
-    requests = [request_of(equal[0]) for equal in kinds.values()]
+    requests = [equal[0].asked for equal in kinds.values()]
     try:
         found = try_out(requests, machine, options, Console(stderr=True))
     except KeyboardInterrupt:
@@ -49,7 +50,7 @@ def preflight(
     if rows := [(equal, each) for equal, each in tried if not each.error]:
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
-    able = [(request_of(job), each) for equal, each in rows for job in equal]
+    able = [(job.asked, each) for equal, each in rows for job in equal]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
     named = [{"run": request.paths.folder.name, **each.record["metrics"]} for request, each in able]
     seconds = ({"seconds": length} for _, length in lengths)
@@ -74,13 +75,13 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
     needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
     table = plain_table(("runs like", count, *needed), left=["runs like"])
     for equal, tried in rows:
-        config, found = request_of(equal[0]).config, tried.record["metrics"]
+        config, found = equal[0].asked.config, tried.record["metrics"]
         cores = f"{config.world_size * config.threads} cores"
         needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job)) for job in equal)
+        lengths = sorted(tried.seconds(job.asked) for job in equal)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
         name = equal[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
@@ -92,7 +93,7 @@ def _print_total(
     console: Console,
     lengths: Sequence[tuple[RunConfig, float]],
     machine: Machine,
-    options: Options,
+    options: PoolOptions,
     total: int | None,
 ) -> None:
     by = "" if total is None else f", judged by the {len(lengths)} tried"

@@ -18,7 +18,6 @@ from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed
 from expt.launch.job import Job
-from expt.launch.job import Options as PoolOptions
 from expt.runs.paths import RunPaths, is_held, remove_empty
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_result
@@ -127,6 +126,7 @@ def train(
         with removed_if_refused(paths):
             if config.preflight:
                 from expt.command.preflight import preflight  # late: tables
+                from expt.launch.pool import PoolOptions
 
                 preflight([Job(paths, request)], machine.detect(), PoolOptions())
                 remove_unused(paths)

@@ -30,8 +30,8 @@ from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
-from expt.launch.job import QUEUED, Job, Observer, Options, check_options
-from expt.launch.pool import Pool
+from expt.launch.job import QUEUED, Job, Observer
+from expt.launch.pool import Pool, PoolOptions, check_options
 from expt.machine import Machine
 from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
@@ -139,7 +139,7 @@ class Sweep:
     def try_out(self, runs: Iterable[SweepRun], total: int | None = None) -> None:
         """Try each kind of these runs, and train none; see `preflight`."""
         jobs = [*dict.fromkeys(run.job for run in runs)]
-        preflight(jobs, self.machine, Options(**self._options), total)
+        preflight(jobs, self.machine, PoolOptions(**self._options), total)
 
     def carry_out(
         self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
@@ -195,7 +195,7 @@ class Sweep:
             executor = executor_of(options, _tasks_per_node(options))
             return Queue(executor, observer, options.get("exclude"))
         forkserver.warm(forkserver.SWEEP_MODULES)
-        how = Options(**self._options)
+        how = PoolOptions(**self._options)
         return Pool(self.machine, how, observer, waits_for_folders=True)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:

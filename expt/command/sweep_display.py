@@ -17,7 +17,7 @@ from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
 from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, counted, decimals, printable
-from expt.launch.job import Job, Observer, request_of
+from expt.launch.job import Job, Observer
 from expt.runs import tags
 from expt.runs.failure import alike, in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
@@ -177,7 +177,7 @@ class SweepDisplay(Observer):
             return
         for job in active:
             if job not in self._states:
-                self._states[job] = RunState(job.paths, epochs=request_of(job).config.epochs)
+                self._states[job] = RunState(job.paths, epochs=job.asked.config.epochs)
             self._states[job].read()
         self._live.update(self._table(active))
 
@@ -214,7 +214,7 @@ class SweepDisplay(Observer):
         for column in ("on", "epoch", "loss", "val", "left"):
             table.add_column(column, justify="right", no_wrap=True)
         for job in active:
-            state, config = self._states[job], request_of(job).config
+            state, config = self._states[job], job.asked.config
             where = ",".join(job.devices) or f"{config.world_size} cpu"
             metric = chosen_metric(config.task)
             loss = _first(state, tags.RUNNING_LOSS, tags.metric("loss", "train"))

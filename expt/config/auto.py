@@ -13,7 +13,8 @@ from expt.config.constraints import kind
 from expt.config.groups import GROUPS, TRANSFORMER_SIZES
 from expt.config.keys import meaning
 from expt.config.kinds import objective_of
-from expt.machine import Machine, is_slice, note_unused
+from expt.gpus import is_slice, note_unused
+from expt.machine import Machine
 
 CPU_WORKERS = 2
 

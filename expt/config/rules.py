@@ -15,7 +15,8 @@ from expt.config.constraints import typed, word
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
 from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
-from expt.machine import Machine, is_slice
+from expt.gpus import is_slice
+from expt.machine import Machine
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig

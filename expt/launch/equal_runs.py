@@ -15,7 +15,7 @@ from typing import Any
 from expt.config.groups import planned_steps
 from expt.config.identity import LENGTH, digest
 from expt.config.length import effective, resumable
-from expt.launch.job import QUEUED, Job, request_of
+from expt.launch.job import QUEUED, Job
 from expt.runs.result import COMPLETED, RUNNING, read_result
 
 
@@ -30,7 +30,7 @@ class EqualRuns:
 
     def hold(self, number: int, job: Job) -> bool:
         """Return whether a job is to wait for an earlier one; it is `released` then."""
-        request = request_of(job)
+        request = job.asked
         is_plain = request.config.fork is None and request.config.resume in (None, "auto")
         if job.is_trial or request.instead or not is_plain:
             return False
@@ -52,19 +52,19 @@ class EqualRuns:
             if first is None or first.status == COMPLETED:
                 del self._waiting[number]
                 if first and first.paths.last.exists():
-                    job.request = dataclasses.replace(request_of(job), shorter=first.paths.folder)
+                    job.request = dataclasses.replace(job.asked, shorter=first.paths.folder)
                 yield number
 
     def _earlier(self, key: str, job: Job) -> Iterator[Job]:
         """Yield the earlier jobs that are, or may turn out to be, as long as this one."""
-        steps, mine = self._steps_per_epoch.get(key), request_of(job).identity
+        steps, mine = self._steps_per_epoch.get(key), job.asked.identity
         for one in itertools.takewhile(lambda one: one is not job, self._alike[key]):
             if steps is None:
                 may_equal = one.status in (QUEUED, RUNNING)
             else:
                 may_equal = _length(one, steps) == _length(job, steps)
                 may_equal &= one.status in (QUEUED, RUNNING, COMPLETED)
-            if may_equal and request_of(one).identity != mine:  # else it is the same run
+            if may_equal and one.asked.identity != mine:  # else it is the same run
                 yield one
 
     def drop_waiting(self) -> None:
@@ -83,7 +83,7 @@ def _steps_per_epoch(job: Job) -> int | None:
 
 
 def _length(job: Job, steps_per_epoch: int) -> tuple[Any, ...]:
-    config = request_of(job).config
+    config = job.asked.config
     steps_per_epoch = steps_per_epoch or config.steps_of_uncounted or 1
     total = config.total_steps(steps_per_epoch)
     plan = planned_steps(config.scheduler, steps_per_epoch=steps_per_epoch, total_steps=total)

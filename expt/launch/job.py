@@ -1,10 +1,10 @@
-"""A run in the pool, the observer of runs, and the options of a pool."""
+"""A run in the pool, and the observer of runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,12 @@ class Job:
         return self.paths.folder.name
 
     @property
+    def asked(self) -> RunRequest:
+        """The request of a job that was not refused."""
+        assert self.request is not None
+        return self.request
+
+    @property
     def refused(self) -> bool:
         """True if it has failed before it could start."""
         return self.status == FAILED and not self.started_at
@@ -112,24 +118,40 @@ class Job:
         """True if it has written numbers since its workers were last started."""
         return self.paths.num_bytes() > self.bytes_at_start
 
-    def may_retry(self, error: ExptError, retries: int) -> bool:
-        """Return whether the run gets another try, which may end otherwise."""
-        restarts = max(retries, request_of(self).config.max_restarts)
+    def note_failure(self, error: ExptError, retries: int) -> bool:
+        """Note how its attempt has failed; return whether it gets another, which may end otherwise.
+
+        `retries` are those that the pool gives to each.
+        """
+        # A line of code that raises the same twice in a row does so once more.
+        before, self._mistake = self._mistake, mistake_in(str(error))
+        repeats = bool(before) and before == self._mistake
+        if repeats or isinstance(error, ConfigError | Interrupted | Diverged):
+            return False
+        restarts = max(retries, self.asked.config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         # Another program may have had the memory
         may_pass = self.is_trial and isinstance(error, Killed | OutOfMemory | WorkersLost)
         if was_lost or may_pass:
             restarts = max(restarts, 1)
-        # A line of code that raises the same twice in a row does so once more.
-        before, self._mistake = self._mistake, mistake_in(str(error))
-        repeats = bool(before) and before == self._mistake
-        would_repeat = repeats or isinstance(error, ConfigError | Interrupted | Diverged)
-        return not would_repeat and self.retries < restarts
+        return self.retries < restarts
 
     def try_again(self) -> None:
         """Queue the run, which has failed, for another start."""
-        self.retries, self.status = self.retries + 1, QUEUED
-        self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
+        self.retries += 1
+        self._queue(typed_at=None)
+
+    def continue_until(self, until_epoch: int | None) -> None:
+        """Queue the run, which was pruned, until its end or another pause.
+
+        The caller gives the job to the pool once more.
+        """
+        self.error = None
+        self._queue(until_epoch=until_epoch)
+
+    def _queue(self, **changes: Any) -> None:
+        self.request = dataclasses.replace(self.asked, may_have_run=True, **changes)
+        self.status = QUEUED
 
     def end(self, error: ExptError | None, now: float) -> None:
         """Record that it has completed or was pruned, or failed by `error`."""
@@ -137,36 +159,27 @@ class Job:
         if error is not None:
             self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
             return
+        self.status = COMPLETED
         may_pause = self.request is not None and self.request.until_epoch is not None
-        self.status = (
-            PRUNED if may_pause and read_result(self.paths).get("status") == PRUNED else COMPLETED
-        )
+        if may_pause and read_result(self.paths).get("status") == PRUNED:
+            self.status = PRUNED
 
     def pause_after(self, epoch: int | None) -> None:
         """Pause the run, which has not started, after an epoch; None lets it end."""
         if self.request is not None:
             self.request = dataclasses.replace(self.request, until_epoch=epoch)
 
-    def continue_until(self, until_epoch: int | None) -> None:
-        """Queue the run, which was pruned, until its end or another pause.
-
-        The caller gives the job to the pool once more.
-        """
-        self.request = dataclasses.replace(
-            request_of(self), may_have_run=True, until_epoch=until_epoch
-        )
-        self.status, self.error = QUEUED, None
-
 
 @progress.phase("reading the dataset's files")
-def prepared(request: RunRequest) -> tuple[str, Check | None]:
+def prepare(request: RunRequest) -> tuple[str, Check | None]:
     """Prepare the data of a request; return a line about it, and the check that is left.
 
     The line is about the parts of files that a run takes; it is empty if the request is no run.
     Raises ConfigError for data that can't be trained on.
     """
     dataset, task = request.config.dataset, request.config.task
-    if learns := not isinstance(request.instead, Evaluation):
+    learns = not isinstance(request.instead, Evaluation)
+    if learns:
         refuse_missing_folders(request.config)  # before all is decoded
     check = dataset.prepare(task, learns=learns)
     about = "" if request.instead else dataset.described(task)
@@ -197,7 +210,7 @@ class Observer:
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """Warn of a job that has failed, and waits to be started once more."""
         # workers that were lost at once get one unasked
-        of = max(job.retries, request_of(job).config.max_restarts)
+        of = max(job.retries, job.asked.config.max_restarts)
         warn(
             f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries}"
             f" of {of}"
@@ -214,41 +227,8 @@ class Observer:
         """Show the jobs under way; called many times a second."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a pool uses its machine; see hydra_plugins/expt_pool_launcher.py."""
-
-    max_concurrent: int | None = None
-    runs_per_gpu: int = 1
-    fail_fast: bool = False
-    retries: int = 0
-    stagger_s: float = 0.0
-
-
-LEAST = {"max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0}
-"""The least value of each key of `hydra.launcher`, and on a cluster:"""
-LEAST |= {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1}
-LEAST |= {"max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1}
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of a launcher by which nothing would ever start."""
-    for key, least in LEAST.items():
-        value = options.get(key)
-        if value is not None and not (isinstance(value, int | float) and value >= least):
-            raise ConfigError(
-                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
-            )
-
-
 def has_reached(record: Record, until_epoch: int | None) -> bool:
     """Return whether the run has completed, or was pruned after that epoch or later."""
     if record.get("status") == PRUNED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch
     return record.get("status") == COMPLETED
-
-
-def request_of(job: Job) -> RunRequest:
-    """Return the request of a job that was not refused."""
-    assert job.request is not None
-    return job.request

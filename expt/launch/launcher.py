@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from expt import machine
 from expt.errors import ConfigError
-from expt.machine import alone
+from expt.machine import command_alone
 
 if TYPE_CHECKING:
     from expt.launch.one_run import Launcher
@@ -44,7 +44,7 @@ def adopt(environment: MutableMapping[str, str]) -> None:
 
     MASTER_ADDR and MASTER_PORT stay if they are set.
     """
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if machine.is_external_worker(environment):
         return
     ways = {
         ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"): _adopt_slurm,
@@ -57,7 +57,7 @@ def adopt(environment: MutableMapping[str, str]) -> None:
         except (LookupError, ValueError) as error:
             raise ConfigError(
                 f"{tasks}={environment[tasks]}: {rank} is set too, but {error} is missing or no"
-                f" number; to train here alone: {alone(environment)}"
+                f" number; to train here alone: {command_alone(environment)}"
             ) from None
 
 

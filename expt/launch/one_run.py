@@ -33,9 +33,10 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options, prepared
+from expt.gpus import is_simulated
+from expt.launch.job import Job, Observer, prepare
 from expt.launch.packing import Packing, demand_of
-from expt.launch.pool import Pool
+from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.attempt import Attempt
@@ -82,7 +83,7 @@ class Launcher:
                     _run_in_process(request, display, console)
             else:
                 with display:
-                    Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
+                    Pool(machine.detect(), PoolOptions(), _Shown(display, console)).run(iter([job]))
             if job.error:
                 if paths.last.exists() or paths.forked.exists():
                     job.error.args = (f"{job.error}{how_to_continue(request, job.error)}",)
@@ -141,7 +142,7 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
     from expt.worker.main import run_as, torch_kept
 
     signals.raise_dropped()
-    gpus = () if machine.is_simulated() else request.config.gpu_indices
+    gpus = () if is_simulated() else request.config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
@@ -149,7 +150,7 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
     used = tuple(here.gpus[index] for index in request.config.gpu_indices)
     attempt = Attempt(request=request, devices=used)
     with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
-        about, _ = prepared(request)
+        about, _ = prepare(request)
         if about:
             say(console, about)
         recorded = attempt.recorded()
@@ -166,7 +167,8 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
     jobs = [Job(request.paths, request) for request in requests]
     try:
         with console.status("starting") as status:
-            Pool(machine.detect(), Options(), _ShownEvaluations(console, status)).run(iter(jobs))
+            observer = _ShownEvaluations(console, status)
+            Pool(machine.detect(), PoolOptions(), observer).run(iter(jobs))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:
@@ -235,7 +237,7 @@ class Tried:
 
 
 def try_out(
-    requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
+    requests: Sequence[RunRequest], machine: Machine, options: PoolOptions, console: Console
 ) -> list[Tried]:
     """Take a few steps of each request, several at a time if there is room.
 
@@ -269,7 +271,7 @@ class _ShownTrials(Observer):
 
 
 def together_s(
-    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
+    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: PoolOptions
 ) -> float:
     """Return the seconds that runs of known lengths take, packed as the pool packs them."""
     lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0

@@ -105,7 +105,7 @@ class Packing:
             if devices := demand.fit(unclaimed):
                 return self._take(demand, devices)
             if self._claim is None:
-                self._claim = demand, self._claimed_by(demand, load)
+                self._claim = demand, self._devices_to_claim(demand, load)
                 unclaimed = self._unclaimed(free)
         return None
 
@@ -154,7 +154,7 @@ class Packing:
     def _unclaimed(self, free: Sequence[str]) -> list[str]:
         return [device for device in free if not self._claim or device not in self._claim[1]]
 
-    def _claimed_by(self, demand: Demand, load: Mapping[str, int]) -> frozenset[str]:
+    def _devices_to_claim(self, demand: Demand, load: Mapping[str, int]) -> frozenset[str]:
         if demand.devices is not None:
             return frozenset(demand.devices)
         # Those of the longest-running runs come first: they should be free the soonest. Nobody
@@ -169,8 +169,9 @@ class Packing:
 
     def _load(self) -> collections.Counter[str]:
         load = collections.Counter(itertools.chain(*self.running.values()))
-        closed = {**self._unavailable, **(self._left_alone if self.running else {})}
-        load.update(dict.fromkeys(closed, self._share))
+        load.update(dict.fromkeys(self._unavailable, self._share))
+        if self.running:
+            load.update(dict.fromkeys(self._left_alone.keys() - self._unavailable, self._share))
         return load
 
 

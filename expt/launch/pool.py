@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import Any
 
 from expt import errors, signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
+from expt.gpus import gpu_uuid, setting
 from expt.launch import processes
 from expt.launch.equal_runs import EqualRuns
 from expt.launch.job import (
@@ -20,15 +23,13 @@ from expt.launch.job import (
     DataCheck,
     Job,
     Observer,
-    Options,
     has_reached,
-    prepared,
-    request_of,
+    prepare,
 )
 from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
-from expt.machine import Machine, gpu_uuid, instead
+from expt.machine import Machine
 from expt.runs.attempt import Attempt, record_end, take_back
 from expt.runs.checkpoint_file import FULL, not_written
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
@@ -39,6 +40,34 @@ LEFT_ALONE_S = 300.0
 """How long a GPU that has failed a run is left alone, while others are in use."""
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
+LEAST = {
+    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0,
+    # On a cluster:
+    "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1,
+    "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
+}  # fmt: skip
+"""The least value of each key of `hydra.launcher`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """How a pool uses its machine; see hydra_plugins/expt_pool_launcher.py."""
+
+    max_concurrent: int | None = None
+    runs_per_gpu: int = 1
+    fail_fast: bool = False
+    retries: int = 0
+    stagger_s: float = 0.0
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of a launcher by which nothing would ever start."""
+    for key, least in LEAST.items():
+        value = options.get(key)
+        if value is not None and not (isinstance(value, int | float) and value >= least):
+            raise errors.ConfigError(
+                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
+            )
 
 
 class Pool:
@@ -51,7 +80,7 @@ class Pool:
     def __init__(
         self,
         machine: Machine,
-        options: Options,
+        options: PoolOptions,
         observer: Observer,
         *,
         waits_for_folders: bool = False,
@@ -185,8 +214,8 @@ class Pool:
                 raise job.error
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                about, check = prepared(request_of(job))
-                job.check = DataCheck(check) if check and not request_of(job).instead else None
+                about, check = prepare(job.asked)
+                job.check = DataCheck(check) if check and not job.asked.instead else None
                 if about:
                     self._observer.data_found(about)
             if not self._equal.hold(number, job):
@@ -210,7 +239,7 @@ class Pool:
     def _start_ready(self) -> None:
         self._look_at_folders()
         for number in (*self._queued, *self._equal.released()):
-            self._last = config = request_of(self._jobs[number]).config
+            self._last = config = self._jobs[number].asked.config
             if number not in self._demands:  # else a restart avoids the GPUs that have failed it
                 self._demands[number] = demand_of(number, config, self._machine)
             (self._gpus if config.num_gpus else self._cores).add([self._demands[number]])
@@ -247,7 +276,7 @@ class Pool:
                 self._observer.job_next(self._jobs[demand.run])
 
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
-        job, request = self._jobs[number], request_of(self._jobs[number])
+        job, request = self._jobs[number], self._jobs[number].asked
         job.devices, self._active[number] = devices, job
         try:
             if not job.retries:
@@ -293,10 +322,10 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 error = self._cause(number, failure)
-                if isinstance(error, RunFailed) and (error := self._moved(number, error)) is None:
+                if isinstance(error, RunFailed) and (error := self._move(number, error)) is None:
                     continue
                 record_end(job.paths, error)
-            if error and job.may_retry(error, self._options.retries):
+            if error and job.note_failure(error, self._options.retries):
                 self._retry(number, error)
             else:
                 self._end(number, error)
@@ -331,7 +360,7 @@ class Pool:
         self._folders.pop(number).release()
         self._queued.append(number)
 
-    def _moved(self, number: int, error: RunFailed) -> ExptError | None:
+    def _move(self, number: int, error: RunFailed) -> ExptError | None:
         """Queue a run again that GPUs have failed before its first step, for others.
 
         Else return its error: if two GPUs fail it in the same way, neither is to blame.
@@ -367,11 +396,11 @@ class Pool:
         every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
         able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
         able.sort(key=lambda gpu: gpu not in wanted)
-        size, most = request_of(self._jobs[demand.run]).config.batch_size, demand.count
+        size, most = self._jobs[demand.run].asked.config.batch_size, demand.count
         # With fewer, those among which the batch can be divided.
         few = next((n for n in range(min(most, len(able)), 0, -1) if n == most or not size % n), 0)
         chosen = sorted(map(every.index, able[:few]))
-        fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
+        fix = f"use {setting(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         left = len({*able} & {*wanted})
         have = "has" if left == 1 else "have"

@@ -85,7 +85,7 @@ class Process:
 
     def close(self) -> None:
         """Close the sockets of this process and of earlier ones that are gone."""
-        for one in [self, *_taken()]:
+        for one in [self, *_take_leaving()]:
             if one.is_gone:
                 one._line.close()
             else:
@@ -104,7 +104,7 @@ _leaving: list[Process] = []
 os.register_at_fork(after_in_child=_leaving.clear)  # they are the parent's
 
 
-def _taken() -> list[Process]:
+def _take_leaving() -> list[Process]:
     """Return the processes that are about to end; of several threads one gets each."""
     found = list[Process]()
     with contextlib.suppress(IndexError):
@@ -187,7 +187,7 @@ def wait_for_all(
 
 def wait_for_leaving() -> None:
     """Return when all processes that have done their work are gone."""
-    leaving = _taken()
+    leaving = _take_leaving()
     wait_for_all(leaving, LEAVING_S, until_gone=True)
     end(leaving, signal.SIGKILL, 0)
     for process in leaving:

@@ -24,7 +24,7 @@ from expt.errors import (
     require,
 )
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, has_reached, request_of
+from expt.launch.job import Job, Observer, has_reached
 from expt.launch.launcher import adopt, launcher
 from expt.runs.attempt import record_end, take_back
 from expt.runs.failure import LOG
@@ -72,7 +72,7 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
         """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""
         self._executor, self._observer = executor, observer
-        self._excluded = dict.fromkeys([exclude] if exclude else [])
+        self._excluded = {exclude: None} if exclude else {}
         self._active: dict[Job, Any] = {}
         self._cancelled = set[Job]()  # by this command
         self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
@@ -100,7 +100,7 @@ class Queue:
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
                         error = self._outcome(job, submitted)
-                        if not (isinstance(error, DeviceLost) and self._moved(job, error)):
+                        if not (isinstance(error, DeviceLost) and self._move(job, error)):
                             self._end(job, error)
                 self._observer.tick(list(self._active))
                 self.look_on()
@@ -110,7 +110,7 @@ class Queue:
                     self._cancel_all()
                 raise KeyboardInterrupt
 
-    def _moved(self, job: Job, error: DeviceLost) -> bool:
+    def _move(self, job: Job, error: DeviceLost) -> bool:
         """Submit a job whose GPUs can't be used to other nodes; return False if that can't be."""
         node = read_result(job.paths).get("node")
         if node is None or self._executor.cluster != "slurm" or job.retries == MOST_MOVES:
@@ -132,12 +132,12 @@ class Queue:
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
             # else nobody there could import it
-            kept_code.keep(request_of(job).config, job.paths.code)
+            kept_code.keep(job.asked.config, job.paths.code)
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
                 submitted = [
-                    self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv))
+                    self._executor.submit(ClusterJob(job.asked.to_send(), sys.argv))
                     for job in wanted
                 ]
             self._active |= dict(zip(wanted, submitted, strict=True))
@@ -146,7 +146,7 @@ class Queue:
         if not submitted.done():
             return False
         result = read_result(job.paths)
-        has_told = has_reached(result, request_of(job).until_epoch)
+        has_told = has_reached(result, job.asked.until_epoch)
         has_told |= result.get("status") in (INTERRUPTED, FAILED)
         has_result = all(task.paths.result_pickle.exists() for task in _tasks(submitted))
         if job in self._cancelled or has_told or has_result:
@@ -197,7 +197,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     result = read_result(job.paths)
     status = result.get("status")
     # else it was pruned before, and has not continued
-    if has_reached(result, request_of(job).until_epoch):
+    if has_reached(result, job.asked.until_epoch):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")

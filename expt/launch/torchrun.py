@@ -30,9 +30,10 @@ from expt.config import kept_code, secrets
 from expt.config.auto import agreed
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
+from expt.gpus import gpu_uuid
 from expt.launch import forkserver, last_word
-from expt.launch.job import prepared
-from expt.machine import alone
+from expt.launch.job import prepare
+from expt.machine import command_alone
 from expt.runs.attempt import Attempt, put_back, record_end
 from expt.runs.failure import LOG, write_error
 from expt.runs.overrides import setting_word
@@ -45,16 +46,21 @@ from expt.runs.view.text import Console, say
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ARRIVE_S = 300.0
+"""How long workers wait for each other to say hello; torch's own default."""
+HEARD_S = 2.0
+"""How long rank 0 waits for the others to hear of a refusal."""
+ROUTES = "/proc/net/route"
+ROUND, EARLIER = "expt/round", "expt/earlier"
+
 
 class Terminal(NamedTuple):
     """The terminal that torchrun has given this process."""
 
     out: TextIO
     err: TextIO
-
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker:
@@ -147,14 +153,14 @@ def check(environment: Mapping[str, str]) -> None:
     if missing:
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
-            f" set too; to train here alone: {alone(environment)}"
+            f" set too; to train here alone: {command_alone(environment)}"
         )
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     wrong = [name for name in numbers if not environment[name].isdecimal()]
     if wrong or not int(environment["RANK"]) < int(environment["WORLD_SIZE"]):
         found = " ".join(f"{name}={environment[name]}" for name in wrong or numbers[:2])
         why = "must be whole numbers, with RANK below WORLD_SIZE"
-        raise ConfigError(f"{found}: {why}; to train here alone: {alone(environment)}")
+        raise ConfigError(f"{found}: {why}; to train here alone: {command_alone(environment)}")
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -185,7 +191,7 @@ def _use(config: RunConfig) -> Answer:
     here, at = machine.detect().gpus, config.gpu_indices
     if config.strategy != "dp":  # by which one worker uses all
         at = at[int(os.environ["LOCAL_RANK"]) % max(1, len(at)) :][:1]
-    return Answer(len(here), [(here[index], machine.gpu_uuid(here[index])) for index in at])
+    return Answer(len(here), [(here[index], gpu_uuid(here[index])) for index in at])
 
 
 def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
@@ -194,7 +200,8 @@ def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
     Raises ConfigError for a worker that can't run, that sees no GPU where others use theirs, and
     where NCCL would get one twice.
     """
-    found, of = [gpu for each in answers for gpu in each.gpus], f"of {len(answers)}"
+    found = [gpu for each in answers for gpu in each.gpus]
+    of = f"of {len(answers)}"
     blind = [str(rank) for rank, each in enumerate(answers) if not each.seen]
     if found and blind:
         fix = "show each task one, such as by srun --gpus-per-task=1, or type gpus=0"
@@ -228,7 +235,7 @@ def _decided(meeting: Rendezvous) -> dict[str, Any]:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     paths = attempt.paths
     kept_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
+    prepare(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
         attempt.request,
         source,
@@ -272,14 +279,6 @@ def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
         for number, before in enumerate(kept, start=1):
             os.dup2(before, number)
             os.close(before)
-
-
-ARRIVE_S = 300.0
-"""How long workers wait for each other to say hello; torch's own default."""
-HEARD_S = 2.0
-"""How long rank 0 waits for the others to hear of a refusal."""
-ROUTES = "/proc/net/route"
-ROUND, EARLIER = "expt/round", "expt/earlier"
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,7 @@ class Rendezvous:
         if missing := [rank for rank, key in others.items() if not self._store.check([key])]:
             raise RunFailed(
                 f"rank {listed(map(str, missing))} of {self._world_size} did not arrive within"
-                f" {arrive_s:g} s; to train here alone: {alone(os.environ)}"
+                f" {arrive_s:g} s; to train here alone: {command_alone(os.environ)}"
             )
         return [json.loads(self._store.get(key)) for key in others.values()]
 
@@ -405,7 +404,7 @@ def of_environment() -> Rendezvous:
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise RunFailed(
             f"{where}: cannot be reached from here: {first_line(error)}; to train here alone:"
-            f" {alone(os.environ)}"
+            f" {command_alone(os.environ)}"
         ) from None
     return Rendezvous(store, rank=rank, world_size=world_size)
 

@@ -43,6 +43,18 @@ GRACE_S = 0.3
 """The seconds that others get to end after a worker, so that their exit codes can be compared."""
 LATE_S = 1.0
 """The seconds that others get to say why, after a worker has waited in vain or lost another."""
+NO_SPACE_BYTES = 1_000_000
+_UNEQUAL = (
+    "workers exchanged tensors of unequal sizes: use drop_last=true if a loss gathers their shares"
+    " of a batch, and gather in training_loss only (evaluations are uneven); or else call the same"
+)
+_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
+_NCCL_ABORTED = (
+    _NCCL_GAVE_UP,
+    "we are taking the entire process down",
+    "watchdog thread terminated with exception",
+)
+"""Texts that torch writes before it ends a process whose peers are gone or late."""
 
 
 @dataclass
@@ -60,7 +72,7 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """The descriptors to wait for; one is ready once a worker ends that `poll` has not seen."""
+        """The descriptors to wait for: one is ready when a worker ends, until `poll` sees that."""
         return [
             worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
         ]
@@ -109,21 +121,24 @@ class Workers:
         if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
-        after = Aftermath(self.paths, self.attempt, self._exit_codes())
+        after = self._aftermath()
         if after.lost_others():
             processes.wait_for_all(self.processes, LATE_S)
-            after = Aftermath(self.paths, self.attempt, self._exit_codes())
+            after = self._aftermath()
         if after.timed_out():
             # Who waited gives up too: who is left then is who was waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
             processes.wait_for_all(self.processes, LATE_S + apart_s)
             # As all are under NCCL: who has come the least far was waited for.
             if after.was_stuck():
-                after = Aftermath(self.paths, self.attempt, self._exit_codes())
+                after = self._aftermath()
             alive = {rank: one for rank, one in enumerate(self.processes) if one.exitcode is None}
             after.dump_stacks({rank: worker.pid for rank, worker in alive.items()})
         self.stop()
         return after.in_words(self.timeout_s)
+
+    def _aftermath(self) -> Aftermath:
+        return Aftermath(self.paths, self.attempt, self._exit_codes())
 
 
 def start(attempt: Attempt) -> Workers:
@@ -194,20 +209,6 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
     }
 
 
-NO_SPACE_BYTES = 1_000_000
-_UNEQUAL = (
-    "workers exchanged tensors of unequal sizes: use drop_last=true if a loss gathers their shares"
-    " of a batch, and gather in training_loss only (evaluations are uneven); or else call the same"
-)
-_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
-_NCCL_ABORTED = (
-    _NCCL_GAVE_UP,
-    "we are taking the entire process down",
-    "watchdog thread terminated with exception",
-)
-"""Texts that torch writes before it ends a process whose peers are gone or late."""
-
-
 class Aftermath:
     """The workers of one attempt after a failure; exit codes by rank, None for those alive."""
 
@@ -217,7 +218,8 @@ class Aftermath:
 
     def timed_out(self) -> bool:
         """Return whether a worker waited in vain: workers that did not wait are late."""
-        if raised := self._raised(rank := self._first_failed()):
+        rank = self._first_failed()
+        if raised := self._raised(rank):
             return raised.kind == TimedOut.__name__
         return _NCCL_GAVE_UP in self._log_of_abort(rank)
 
@@ -247,38 +249,51 @@ class Aftermath:
             return self._late(timeout_s)
         rank = self._first_failed()
         raised = self._raised(rank)
-        who, log = f"rank {rank} of {self._size}", f"{LOG}{self._stderr(rank)}"
-        if raised is not None and raised.is_refusal:
+        return self._of_exception(rank, raised) if raised is not None else self._of_exit(rank)
+
+    def _of_exception(self, rank: int, raised: Raised) -> ExptError:
+        if raised.is_refusal:
             refusal = DataError if raised.kind == DataError.__name__ else ConfigError
             return refusal(raised.text)
-        if raised is not None:
-            every = [found for one in range(self._size) if (found := self._raised(one))]
-            gpus = {gpu: fault for found in every for gpu, fault in found.gpus.items()}
-            if not raised.expected:
-                text = f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}"
-                return RunFailed(text, gpus=gpus)
-            kind = RECORDED.get(raised.kind, RunFailed)
-            text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
-            return kind(f"{text}\n{log}", gpus=gpus)
-        code = self._codes[rank]
-        if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
-            config = read_result(self._paths).get("config", {})
-            of = config.get("strategy"), config.get("drop_last")
-            if _UNEQUAL in hint and of == ("ddp", False):
-                return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
-            return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
-        return RunFailed(
-            f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
-        )
+        who, log = self._names(rank)
+        every = [found for one in range(self._size) if (found := self._raised(one))]
+        gpus = {gpu: fault for found in every for gpu, fault in found.gpus.items()}
+        if not raised.expected:
+            return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}", gpus=gpus)
+        kind = RECORDED.get(raised.kind, RunFailed)
+        text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
+        return kind(f"{text}\n{log}", gpus=gpus)
 
-    def _of_cpp(self, rank: int) -> str:
-        """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
+    def _of_exit(self, rank: int) -> ExptError:
+        code = self._codes[rank]
+        who, log = self._names(rank)
+        if code is None or code >= 0:
+            return RunFailed(
+                f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
+            )
+        hint, is_unequal = self._of_cpp(rank)
+        config = read_result(self._paths).get("config", {})
+        if is_unequal and (config.get("strategy"), config.get("drop_last")) == ("ddp", False):
+            return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
+        if -code == signal.SIGKILL:
+            hint = " (out of memory?)"
+        return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
+
+    def _names(self, rank: int) -> tuple[str, str]:
+        """Return a worker's rank and its log, in words."""
+        return f"rank {rank} of {self._size}", f"{LOG}{self._stderr(rank)}"
+
+    def _of_cpp(self, rank: int) -> tuple[str, bool]:
+        """Return the text of gloo's exception that ended a worker, and if sizes were unequal."""
         if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
-            return ""
-        hint = _UNEQUAL if "size doesn't match" in found[1] else "workers must call the same"
+            return "", False
+        text = f": {found[1][:300]}"
+        if "collective mismatch" not in found[1]:
+            return text, False
+        is_unequal = "size doesn't match" in found[1]
+        hint = _UNEQUAL if is_unequal else "workers must call the same"
         hint += " layers in the same order with strategy=fsdp or hsdp, and collectives in own code"
-        return f": {found[1][:300]}" + f"\n{hint}" * ("collective mismatch" in found[1])
+        return f"{text}\n{hint}", is_unequal
 
     def _late(self, timeout_s: float) -> TimedOut:
         first, *_ = ranks = sorted(self._stacks)
@@ -292,12 +307,12 @@ class Aftermath:
     def _disk(self, rank: int) -> str:
         folder = self._paths.folder
         free = shutil.disk_usage(folder if folder.is_dir() else folder.absolute().parent).free
-        full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
         if free < NO_SPACE_BYTES:
-            return full
+            return f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
+        if self._stderr(rank).exists():
+            return ""
         moved = f"; {folder} was renamed or removed meanwhile; hydra.run.dir=FOLDER resume=auto"
-        moved += " continues it in another place"
-        return "" if self._stderr(rank).exists() else moved
+        return f"{moved} continues it in another place"
 
     def _stderr(self, rank: int) -> Path:
         return self._paths.stderr(self._attempt, rank)
@@ -331,8 +346,9 @@ class Aftermath:
 
     def _log_of_abort(self, rank: int) -> str:
         log = self._stderr(rank)
-        is_there = self._codes[rank] == -signal.SIGABRT and log.exists()
-        return log.read_text(errors="replace") if is_there else ""
+        if self._codes[rank] != -signal.SIGABRT or not log.exists():
+            return ""
+        return log.read_text(errors="replace")
 
     def _raised(self, rank: int) -> Raised | None:
         return read_error(self._paths.error(self._attempt, rank))

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, listed
 from expt.features import Features
 from expt.models import named
 from expt.models.transformer import Transformer
@@ -29,8 +29,12 @@ _CLASSES: dict[type, type[nn.Module]] = {
     groups.UNet: UNet,
 }
 
-NAMES = ("name", "size")
+_CHOOSERS = ("name", "size")
 """Fields that stand for others."""
+INITIALISED = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 def build(
@@ -47,38 +51,44 @@ def build(
     published weights are left out: others will be loaded. Raises ConfigError if a custom class is
     no Module or does not take the keywords.
     """
-    shapes = features.shapes
+    module: nn.Module
     if isinstance(config, constraints.Target):
-        if not features.targets.each and "num_classes" in config.kwargs:  # the task's own outputs
-            shapes.pop("num_classes", None)
-        cls = user_class.resolve(config.target, nn.Module)
-        wanted = user_class.taken(cls, shapes)
-        if given := wanted.keys() & config.kwargs:
-            keys = ", ".join(f"model.{key}" for key in shapes if key in given)
-            raise ConfigError(
-                f"{keys}: expt passes this from the dataset; leave it out of the model's YAML"
-            )
-        if missing := user_class.required(cls) - wanted.keys() - config.kwargs.keys():
-            passed = ", ".join(f"{key}={size}" for key, size in shapes.items())
-            raise ConfigError(
-                f"model._target_={config.target}: needs {str(sorted(missing))[1:-1]}; type"
-                f" {' '.join(f'model.{key}=...' for key in sorted(missing))}, or let it take what"
-                f" expt passes from this dataset: {passed or 'nothing'}"
-            )
-        module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
+        module = _custom(config, features)
     elif isinstance(config, groups.NamedModel):
-        wanted = _wanted(named.build, config.name, shapes)
+        wanted = _wanted(named.build, config.name, features.shapes)
         module = named.build(config, **wanted, fetch=fetch)
     else:
         kind: Any = type(config)
-        names = (name for name in constraints.names_of(kind) if name not in NAMES)
+        names = (name for name in constraints.names_of(kind) if name not in _CHOOSERS)
         cls, own = _CLASSES[kind], {name: getattr(config, name) for name in names}
-        module = cls(**_wanted(cls, config.name, shapes), **own)
+        module = cls(**_wanted(cls, config.name, features.shapes), **own)
     _give_shapes(module, example)
     if isinstance(config, constraints.Target):
         _give_memory(module)
     initialise(module, init)
     return module
+
+
+def _custom(config: constraints.Target, features: Features) -> nn.Module:
+    """Return a model of a custom class, with the sizes of the data that it takes."""
+    shapes = features.shapes
+    if not features.targets.each and "num_classes" in config.kwargs:  # the task's own outputs
+        shapes.pop("num_classes", None)
+    cls = user_class.resolve(config.target, nn.Module)
+    wanted = user_class.taken(cls, shapes)
+    if given := wanted.keys() & config.kwargs:
+        keys = ", ".join(f"model.{key}" for key in shapes if key in given)
+        raise ConfigError(
+            f"{keys}: expt passes this from the dataset; leave it out of the model's YAML"
+        )
+    if missing := sorted(user_class.required(cls) - wanted.keys() - config.kwargs.keys()):
+        passed = ", ".join(f"{key}={size}" for key, size in shapes.items())
+        raise ConfigError(
+            f"model._target_={config.target}: needs {listed(map(repr, missing))}; type"
+            f" {' '.join(f'model.{key}=...' for key in missing)}, or let it take what"
+            f" expt passes from this dataset: {passed or 'nothing'}"
+        )
+    return user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
 
 
 @torch.no_grad()
@@ -90,10 +100,10 @@ def _give_memory(module: nn.Module) -> None:
     tensors = (*module.parameters(), *module.buffers())
     every = [one for one in tensors if one.layout == torch.strided]
     memory = [StorageWeakRef(one.untyped_storage()) for one in every]
-    shown = Counter(memory)
-    for tensor, its in zip(every, memory, strict=True):
+    uses = Counter(memory)
+    for tensor, storage in zip(every, memory, strict=True):
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        if shown[its] == 1 and any(size > 1 and not stride for size, stride in sizes):
+        if uses[storage] == 1 and any(size > 1 and not stride for size, stride in sizes):
             tensor.data = tensor.data.contiguous()
 
 
@@ -135,12 +145,6 @@ def _without_shape(module: nn.Module) -> list[str]:
         for name, tensor in tensors
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
     ]
-
-
-INITIALISED = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
-    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
 
 
 def initialise(module: nn.Module, config: groups.Init) -> None:

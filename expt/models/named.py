@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ from expt.models.partial_load import load_some, what_fits
 
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
 _NEAREST = 3  # names that a wrong one is answered with
+
+
+class _Shape(NamedTuple):
+    """The sizes of a classifier's inputs and outputs."""
+
+    channels: int
+    image_size: tuple[int, int]
+    num_classes: int
 
 
 def build(
@@ -40,17 +48,17 @@ def build(
     can't be fetched.
     """
     fetches = config.pretrained and fetch
+    shape = _Shape(channels, image_size, num_classes)
     build_one = _torchvision if config.name == "torchvision" else _timm
     try:
         with _fetching_alone() if fetches else contextlib.nullcontext():
-            module = build_one(config, channels, image_size, num_classes, fetches)
-        _see_an_image(module, channels, image_size, num_classes)
+            module = build_one(config, shape, fetches)
+        _see_an_image(module, shape)
     except ConfigError:
         raise
     except Exception as error:
         # OSError, ValueError, RuntimeError, AssertionError, ... of the library
-        images = f"{channels} x {image_size[0]} x {image_size[1]}"
-        raise ConfigError(_in_words(error, config, images)) from error
+        raise ConfigError(_in_words(error, config, shape)) from error
     return module
 
 
@@ -68,31 +76,29 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
     return list(published["mean"]), list(published["std"])
 
 
-def _in_words(error: Exception, config: NamedModel, images: str) -> str:
+def _in_words(error: Exception, config: NamedModel, shape: _Shape) -> str:
     why = secrets.said(error)
     if config.pretrained and isinstance(error, OSError):
         problem = f"the weights of {config.arch} can't be fetched ({why})"
         return f"model.pretrained=true: {problem}; use model.pretrained=false"
-    wanted = f" with published weights, which are kept in {torch.hub.get_dir()},"
-    wanted *= config.pretrained
-    remedy = "use another arch" + " or model.pretrained=false" * config.pretrained
+    wanted, remedy = "", "use another arch"
+    if config.pretrained:
+        wanted = f" with published weights, which are kept in {torch.hub.get_dir()},"
+        remedy += " or model.pretrained=false"
+    images = f"{shape.channels} x {shape.image_size[0]} x {shape.image_size[1]}"
     problem = f"can't be built{wanted} for images of {images} ({why})"
     return f"model.arch={config.arch}: {problem}; {remedy}"
 
 
-def _torchvision(
-    config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
-) -> nn.Module:
-    """Adapt the first convolution, made for 3 channels, to those of the images."""
+def _torchvision(config: NamedModel, shape: _Shape, fetches: bool) -> nn.Module:
+    """Build a model of torchvision's, its first convolution adapted to the images' channels."""
     models: Any = importlib.import_module("torchvision.models")
     # The classifiers; segmentation and the like are in modules of their own
     known = models.list_models(module=models)
     if config.arch not in known:
         raise _unknown(config, known)
-    kwargs = _options(config, channels, image_size)
-    module: nn.Module = models.get_model(
-        config.arch, weights=None, num_classes=num_classes, **kwargs
-    )
+    kwargs = {"num_classes": shape.num_classes, **_options(config, shape)}
+    module: nn.Module = models.get_model(config.arch, weights=None, **kwargs)
     if fetches:
         weights = models.get_model_weights(config.arch).DEFAULT
         state: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
@@ -102,24 +108,26 @@ def _torchvision(
             state = transformer.interpolate_embeddings(*sizes, state)
         fit = what_fits(module, state)  # all but the classifier, where there are other classes
         load_some(module, {name: state[name] for name in fit.loaded})
-    if channels != 3:
-        _adapt_first_convolution(module, channels)
+    if shape.channels != 3:
+        _adapt_first_convolution(module, shape.channels)
     return module
 
 
-def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
+def _options(config: NamedModel, shape: _Shape) -> dict[str, Any]:
+    """Return further arguments of a network of torchvision's."""
+    height, width = shape.image_size
     # The published weights saw images normalised otherwise
     if config.arch in _WITH_AUXILIARY_HEADS:
-        of_three = config.pretrained and channels == 3
+        of_three = config.pretrained and shape.channels == 3
         return {"aux_logits": False, "init_weights": True, "transform_input": of_three}
     if config.arch == "maxvit_t":
-        return {"input_size": image_size}
+        return {"input_size": shape.image_size}
     if not config.arch.startswith("vit_"):
         return {}
-    if image_size[0] != image_size[1]:
-        size = f"{image_size[0]}x{image_size[1]}"
+    if height != width:
+        size = f"{height}x{width}"
         raise ConfigError(f"model.arch={config.arch}: takes square images, and these are {size}")
-    return {"image_size": image_size[0]}
+    return {"image_size": height}
 
 
 def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
@@ -138,19 +146,17 @@ def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     layer.in_channels, layer.weight = channels, nn.Parameter(weight)
 
 
-def _timm(
-    config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
-) -> nn.Module:
+def _timm(config: NamedModel, shape: _Shape, fetches: bool) -> nn.Module:
     try:
         timm: Any = importlib.import_module("timm")
     except ModuleNotFoundError:
         raise ConfigError("model=timm: needs timm; pip install 'expt[timm]'") from None
     if not timm.is_model(config.arch):
         raise _unknown(config, timm.list_models())
-    sizes = {"num_classes": num_classes, "in_chans": channels}
+    sizes = {"num_classes": shape.num_classes, "in_chans": shape.channels}
     create = functools.partial(timm.create_model, config.arch, pretrained=fetches, **sizes)
     try:
-        module: nn.Module = create(img_size=image_size)
+        module: nn.Module = create(img_size=shape.image_size)
     except TypeError as error:
         # Of a network that takes images of any size; nothing has been drawn yet
         if "img_size" not in str(error):
@@ -177,12 +183,10 @@ def _fetching_alone() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _see_an_image(
-    module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int
-) -> None:
+def _see_an_image(module: nn.Module, shape: _Shape) -> None:
     """Raise the library's error for too small images, and ValueError for other outputs."""
     # Not train: batch norms would count it
-    output = module.eval()(torch.zeros(1, channels, *image_size))
+    output = module.eval()(torch.zeros(1, shape.channels, *shape.image_size))
     module.train()
-    if not isinstance(output, Tensor) or output.shape != (1, num_classes):
-        raise ValueError(f"it gives no logits of {num_classes} classes")
+    if not isinstance(output, Tensor) or output.shape != (1, shape.num_classes):
+        raise ValueError(f"it gives no logits of {shape.num_classes} classes")

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from expt.errors import ConfigError, listed
 
 SHOWN = 4
-"""names of each kind in a message"""
+"""The names of each kind in a message."""
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""Wrappers of torch around a module of a model: compiled, recomputed or sharded."""
 
 
 class Found(NamedTuple):
@@ -64,10 +66,6 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, T
             yield from _state_dicts(below, f"{key}.{index}".removeprefix("."))
 
 
-_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""Wrappers of torch around a module of a model: compiled, recomputed or sharded."""
-
-
 def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:
     if not any(map(_WRAPPERS.search, names)):
         state = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
@@ -83,7 +81,7 @@ def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) 
     return Found(key, found, fitting)
 
 
-def renumbered(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renumber(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` by the names that a model's `own` has for the same layers in order.
 
     Layers without weights, such as dropout, have numbers too. `state` stays as it is where the
@@ -105,7 +103,8 @@ def _in_order(names: Iterable[str]) -> dict[str, str]:
         for index, part in enumerate(parts):
             if part.isdigit():
                 there = seen.setdefault(tuple(parts[:index]), [])
-                there += [] if part in there else [part]
+                if part not in there:
+                    there.append(part)
                 parts[index] = str(there.index(part))
         found[".".join(parts)] = name
     return found

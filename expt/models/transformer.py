@@ -90,7 +90,9 @@ class Block(nn.Module):
         self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool
     ) -> None:
         super().__init__()
-        hidden = 4 * width if mlp == "gelu" else swiglu_width(width)
+        hidden = 4 * width
+        if mlp == "swiglu":  # its three matrices have as many weights as GELU's two, in 64s
+            hidden = -(-8 * width // 3 // 64) * 64
         self.attention_norm = _norm(norm, width, bias)
         self.attention = _Attention(width, heads, dropout, bias)
         self.mlp_norm = _norm(norm, width, bias)
@@ -125,17 +127,12 @@ class _Attention(nn.Module):
         several = self.queries_keys_values(features).unflatten(-1, (3, self._heads, -1))
         queries, keys, values = several.permute(2, 0, 3, 1, 4)
         if rotation is not None:
-            queries, keys = rotated(queries, rotation), rotated(keys, rotation)
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         dropout = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, dropout_p=dropout, is_causal=True
         )
         return cast(Tensor, self.project(mixed.transpose(1, 2).flatten(2)))
-
-
-def swiglu_width(width: int) -> int:
-    """Return the width, of 64s, at which three matrices have as many weights as GELU's two."""
-    return -(-8 * width // 3 // 64) * 64
 
 
 def rotations(length: int, width: int, device: torch.device) -> Tensor:
@@ -150,7 +147,7 @@ def rotations(length: int, width: int, device: torch.device) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
+def rotate(channels: Tensor, rotation: Tensor) -> Tensor:
     """Turn channel i of [..., T, width] with channel i + width/2, in float32; keep the type."""
     first, second = channels.float().chunk(2, -1)
     cosines, sines = rotation

@@ -36,7 +36,7 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Footprint:
     """The most that a device holds under one strategy, in bytes."""
 
     strategy: Strategy
@@ -65,6 +65,30 @@ class Sample(NamedTuple):
     targets: Any
     class_counts: Sequence[int]
 
+    @classmethod
+    def of(cls, config: RunConfig, vocabulary: int | None = None) -> Sample:
+        """Return one of the run's dataset, which is read only where its settings don't say it all.
+
+        Raises:
+            ConfigError: it must be read, and can't.
+
+        """
+        dataset = config.dataset
+        if known := dataset.known_features(vocabulary):
+            inputs = cast(Tensor, known.inputs.drawn(1, torch.Generator()))[0]
+            label = torch.zeros((), dtype=torch.int64)
+            targets = inputs if known.targets.each == "token" else label
+            return Sample(known, inputs, targets, (1,) * known.shapes.get("num_classes", 0))
+        data = data_build.build(
+            dataset,
+            config.task,
+            batch_size=config.world_size * config.micro_batches,
+            shard=Shard(0, config.world_size),
+            device=torch.device("cpu"),
+            epoch_steps=1,
+        )
+        return Sample(data.info.features, *data.example, data.info.class_counts)
+
     def batch(self, size: int) -> Batch:
         """Return a batch of `size` blank samples."""
         inputs, targets = mapped(
@@ -73,17 +97,17 @@ class Sample(NamedTuple):
         return Batch(inputs, targets, size)
 
 
-class Planned(NamedTuple):
-    """The plans of one configuration."""
+class Footprints(NamedTuple):
+    """The footprint of one configuration under each strategy."""
 
     num_parameters: int
     num_blocks: int
     micro_batch: int
     """Samples that a device computes on at a time."""
-    plans: list[Plan]
+    plans: list[Footprint]
 
 
-def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
+def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
     """Return the memory of `config` under each strategy, with and without activation checkpointing.
 
     Args:
@@ -94,7 +118,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
         ConfigError: the model can't take a step on this data, or not without its numbers.
 
     """
-    sample = sample_of(config, vocabulary)
+    sample = Sample.of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
         held = list(module.parameters())
@@ -104,14 +128,18 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
         averages = 2 if config.ema else 1
         whole = averages * (_bytes(held) + _bytes(module.buffers()))
         units = sharding.own_parameters(module, sharding.choose_units(module, config.sharding.wrap))
-        gathered = _gathered(config, [_bytes(unit) for unit in units], _bytes(held))
+        gathered = _bytes(held)  # whole parameters and gradients, which a worker holds for a moment
+        if config.sharding.reshard_after_forward:
+            sizes = [_bytes(unit) for unit in units]
+            # Of the units only the one in use, its gradient, and the next
+            gathered += 3 * max(sizes, default=0) - sum(sizes)
         num_blocks = len(blocks(module))
     ways = [(False, _activations(config, sample, micro_batch, ()))]
     if num_blocks or config.activation_checkpointing:
         wanted = config.activation_checkpointing or "auto"
         ways.append((True, _activations(config, sample, micro_batch, wanted)))
     plans = [
-        Plan(
+        Footprint(
             strategy=strategy,
             checkpointed=checkpointed,
             parameters=whole / shards + (gathered if shards > 1 else 0),
@@ -122,7 +150,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
         for strategy, shards in _shards(config).items()
         for checkpointed, activations in ways
     ]
-    return Planned(sharding.num_parameters(module), num_blocks, micro_batch, plans)
+    return Footprints(sharding.num_parameters(module), num_blocks, micro_batch, plans)
 
 
 def _shards(config: RunConfig) -> dict[Strategy, int]:
@@ -133,14 +161,6 @@ def _shards(config: RunConfig) -> dict[Strategy, int]:
         if isinstance(shards := config.sharding.shards, int) and shards < config.world_size:
             found["hsdp"] = shards
     return found
-
-
-def _gathered(config: RunConfig, units: Sequence[int], total: int) -> float:
-    """Return the bytes of whole parameters and gradients that sharding holds for a moment."""
-    rest = total - sum(units)
-    if not config.sharding.reshard_after_forward:
-        return total
-    return rest + 3 * max(units, default=0)  # the unit in use, its gradient, and the next unit
 
 
 def _activations(
@@ -169,7 +189,7 @@ def _activations(
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(config.amp)):
                 outputs = task.forward(module, batch)
                 loss, _ = task.training_loss(outputs, batch)
-            (loss * 1.0).backward()  # the outputs are held until then, as in a step
+            (loss * 1.0).backward()  # divided while the outputs are held, as in a step
         return peak.bytes + _bytes(leaves((batch.inputs, batch.targets)))
 
 
@@ -218,7 +238,7 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
     except Exception as error:
         raise ConfigError(
             f"plan: model={constraints.word(config.model)} cannot take a step on tensors without"
-            f" numbers: {type(error).__name__}: {secrets.said(error)[:300]}"
+            f" numbers: {secrets.said(error)[:300]}"
         ) from error
     finally:
         logger.disabled = before
@@ -244,27 +264,3 @@ def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int,
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
-    """Return a sample of the run's dataset, which is read only where its settings don't say it all.
-
-    Raises:
-        ConfigError: it must be read, and can't.
-
-    """
-    dataset = config.dataset
-    if known := dataset.known_features(vocabulary):
-        inputs = cast(Tensor, known.inputs.drawn(1, torch.Generator()))[0]
-        label = torch.zeros((), dtype=torch.int64)
-        targets = inputs if known.targets.each == "token" else label
-        return Sample(known, inputs, targets, (1,) * known.shapes.get("num_classes", 0))
-    data = data_build.build(
-        dataset,
-        config.task,
-        batch_size=config.world_size * config.micro_batches,
-        shard=Shard(0, config.world_size),
-        device=torch.device("cpu"),
-        epoch_steps=1,
-    )
-    return Sample(data.info.features, *data.example, data.info.class_counts)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from expt import machine, signals
+from expt import signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
+from expt.gpus import energy_j
 from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
@@ -161,7 +162,7 @@ class Attempt:
 def _cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
     begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
-    if (metered := machine.energy_j(devices)) is not None:
+    if (metered := energy_j(devices)) is not None:
         begun["energy_j_before"] = earlier.get("energy_j", 0.0) - metered
     return begun
 

@@ -23,6 +23,7 @@ from typing_extensions import TypedDict
 from expt import machine
 from expt.config import own_code
 from expt.errors import first_line, listed, warn
+from expt.gpus import gpu_names
 
 PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
 MAX_DIFF_BYTES = 200_000
@@ -108,22 +109,14 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, s
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Return the processor, its cores that may be used, the memory, and the GPUs."""
-    cpu = _after_colon("/proc/cpuinfo", "model name")
-    memory_kib = int((_after_colon("/proc/meminfo", "MemTotal") or "0").split()[0])
+    cpu = machine.facts("/proc/cpuinfo").get("model name")
+    memory_kib = int(machine.facts("/proc/meminfo").get("MemTotal", "0").split()[0])
     return {
         "cpu": cpu or platform.processor() or platform.machine(),
         "cores": machine.usable_cpus(),
         "memory_gib": round(memory_kib / 2**20, 1),
-        "gpus": machine.gpu_names(),
+        "gpus": gpu_names(),
     }
-
-
-def _after_colon(path: str, name: str) -> str:
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            if line.startswith(name):
-                return line.partition(":")[2].strip()
-    return ""
 
 
 def command() -> str:

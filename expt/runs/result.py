@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
-from expt import machine
 from expt.config.identity import VERSION, Content
 from expt.config.own_code import Imported
 from expt.config.secrets import hidden
 from expt.errors import warn
+from expt.gpus import energy_j
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, dumps, is_held, set_aside, write_atomically
@@ -377,7 +377,7 @@ def cost_until_now(record: Record) -> Record:
     before = record.get("device_s_before", 0.0)
     spent: Record = {"device_s": before + _num_devices(record) * lasted_s}
     if "energy_j_before" in record and record.get("node") == socket.gethostname():
-        metered = machine.energy_j(record.get("devices") or ())
+        metered = energy_j(record.get("devices") or ())
         if metered is not None:
             spent["energy_j"] = record["energy_j_before"] + metered
     return spent

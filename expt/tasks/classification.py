@@ -100,7 +100,8 @@ class Classification(Task):
         import torch
 
         self.metrics = metrics
-        self._number = num_classes if len(metrics) > 1 else 0
+        self._counted_classes = num_classes if len(metrics) > 1 else 0
+        """The classes whose hits are counted; 0 if no metric needs that."""
         self.label_smoothing = label_smoothing
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
@@ -110,8 +111,8 @@ class Classification(Task):
     @property
     def sums(self) -> Mapping[str, int]:
         """See Task."""
-        counts = dict.fromkeys(("hits", "predicted", "given"), self._number) if self._number else {}
-        return {"accuracy": 1, **counts}
+        each = ("hits", "predicted", "given") if self._counted_classes else ()
+        return {"accuracy": 1, **dict.fromkeys(each, self._counted_classes)}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64."""
@@ -125,37 +126,42 @@ class Classification(Task):
         from torch.nn import functional
 
         logits, labels = at_least_single(outputs), batch.targets
-        labels = labels.to(logits) if labels.dim() == 2 else labels
-        weights = self._weights_like(logits)
+        are_shares = labels.dim() == 2
+        if are_shares:
+            labels = labels.to(logits)
+        weights = self.class_weights
+        if weights is not None:
+            weights = self.class_weights = weights.to(logits)  # once
         total = functional.cross_entropy(
             logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing
         )
         if weights is None:
             return total, outputs.shape[0]
-        return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
+        return total, (labels @ weights if are_shares else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return how many are right, and how many of each class where a metric needs that."""
         highest, labels, size = outputs.argmax(1), batch.targets, outputs.shape[0]
-        if labels.dim() == 2:
+        are_shares = labels.dim() == 2
+        if are_shares:
             right = labels.gather(1, highest[:, None]).sum()
         else:
             right = (highest == labels).sum()
-        if not self._number:
+        if not self._counted_classes:
             return {"accuracy": (right, size)}
         import torch
 
         # By comparison: no kernel waits for the device, or adds up in another order.
-        classes = torch.arange(self._number, device=outputs.device)
+        classes = torch.arange(self._counted_classes, device=outputs.device)
         predicted = highest[:, None] == classes
-        given = labels if labels.dim() == 2 else labels[:, None] == classes
+        given = labels if are_shares else labels[:, None] == classes
         each = {"hits": predicted * given, "predicted": predicted, "given": given}
         counts = {name: (values.sum(0), size) for name, values in each.items()}
         return {"accuracy": (right, size), **counts}
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return the metrics by class; nan where no sample was counted."""
-        if not self._number:
+        if not self._counted_classes:
             return {}
         each = [*zip(means["hits"], means["predicted"], means["given"], strict=True)]
         recalls = [hits / given for hits, _, given in each if given]
@@ -169,8 +175,3 @@ class Classification(Task):
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities [B, num_classes] and labels."""
         return self.predict(outputs), batch.targets
-
-    def _weights_like(self, logits: Tensor) -> Tensor | None:
-        if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(logits)  # once
-        return self.class_weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ class ExtraMetrics:
         """The last predictions and targets."""
         self._everyones: dict[int, list[Tensor]] = {}
         """All workers' values of a state, by the identity of this worker's tensor."""
-        for part in (part for metric in metrics.values() for part in _parts(metric)):
+        for part in itertools.chain.from_iterable(map(_parts, metrics.values())):
             # Its `compute` calls this in place of a collective of its own.
             part.distributed_available_fn = lambda: bool(self._everyones)
             part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
@@ -68,17 +69,17 @@ class ExtraMetrics:
         number = len(self._targets.scales)
         if not number:
             return predictions, targets
-        for values in (predictions, targets):
-            if not isinstance(values, Tensor) or values[:1].numel() != number:
-                if self._warns and not self._has_warned:
-                    warn(
-                        f"{', '.join(self._metrics)}: measured on standardised targets, because"
-                        f" they and the predictions are not {number} a sample: targets"
-                        f" {described(targets)}, predictions {described(predictions)}"
-                    )
-                self._has_warned = True
-                return predictions, targets
-        return self._targets.in_units(predictions), self._targets.in_units(targets)
+        both = predictions, targets
+        if all(isinstance(one, Tensor) and one[:1].numel() == number for one in both):
+            return self._targets.in_units(predictions), self._targets.in_units(targets)
+        if self._warns and not self._has_warned:
+            warn(
+                f"{', '.join(self._metrics)}: measured on standardised targets, because"
+                f" they and the predictions are not {number} a sample: targets"
+                f" {described(targets)}, predictions {described(predictions)}"
+            )
+        self._has_warned = True
+        return both
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
@@ -131,11 +132,14 @@ class ExtraMetrics:
         return found
 
     def _warn_of_nan(self, found: Mapping[str, float]) -> None:
-        fresh = {name for name, value in found.items() if not math.isfinite(value)} - self._are_nan
-        self._are_nan |= fresh
-        for name in fresh if self._warns else ():
-            kind, given = type(self._metrics[name]).__name__, map(_range, self._given)
-            predictions, targets = given
+        fresh = [name for name, value in found.items() if not math.isfinite(value)]
+        fresh = [name for name in fresh if name not in self._are_nan]
+        self._are_nan.update(fresh)
+        if not (fresh and self._warns):
+            return
+        predictions, targets = map(_range, self._given)
+        for name in fresh:
+            kind = type(self._metrics[name]).__name__
             warn(
                 f"task.metrics.{name}: {kind} is {found[name]} for predictions ({predictions}) and"
                 f" targets ({targets}); choose a metric that is defined for them"
@@ -143,12 +147,15 @@ class ExtraMetrics:
 
     def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
         metric = self._metrics[name]
-        with _explained(name, metric, self._given):
-            if len(everyones) > 1:
-                for part, theirs in zip(_parts(metric), zip(*everyones, strict=True), strict=True):
-                    self._merge(part, theirs)
-            value = metric.compute()
-        self._everyones.clear()
+        try:
+            with _explained(name, metric, self._given):
+                if len(everyones) > 1:
+                    each = zip(*everyones, strict=True)
+                    for part, theirs in zip(_parts(metric), each, strict=True):
+                        self._merge(part, theirs)
+                value = metric.compute()
+        finally:
+            self._everyones.clear()
         _refuse_several(name, value)
         return float(value)
 

@@ -88,9 +88,8 @@ class Regression(Task):
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return the mean over a sample's values, summed over the samples."""
         predicted, targets = aligned(outputs, batch.targets)
-        return self._loss(predicted, targets, reduction="sum") / (targets[:1].numel() or 1), len(
-            targets
-        )
+        total = self._loss(predicted, targets, reduction="sum")
+        return total / (targets[:1].numel() or 1), len(targets)
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return both errors, and the targets' moments from `origin`, in float64."""

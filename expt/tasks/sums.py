@@ -6,16 +6,19 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from expt.data.loading import Batch, mapped, to_device
-from expt.errors import ConfigError, Diverged, described
-from expt.tasks.task import PhasedTask, Sum, Task
+from expt.errors import ConfigError, Diverged
+from expt.tasks.checks import refusal, terms_of
+from expt.tasks.task import Sum, Task
 
+LOSS = "loss"
+SAMPLES, LOSS_SUM, LOSS_WEIGHT = 0, 1, 2
+"""The first columns of a row of sums."""
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
 MAX_KEPT = 64
@@ -35,25 +38,30 @@ class Sums:
     """Running sums of a task's loss, metrics and samples, on `device`; nothing waits for a GPU."""
 
     def __init__(
-        self, task: Task, device: torch.device, *, finite_only: bool = False, learns: bool = True
+        self,
+        task: Task,
+        device: torch.device,
+        *,
+        finite_only: bool = False,
+        repeats_steps: bool = False,
+        learns: bool = True,
     ) -> None:
         """Begin at zero.
 
-        With `finite_only` a step that was left out counts for nothing, and `end_step` must be
-        called. With `learns` the losses are those of training.
+        With `finite_only` a step that was left out counts for nothing; with `repeats_steps` one may
+        begin again, and counts once. Either needs calls of `end_step`. With `learns` the losses are
+        those of training.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
-        self.redoes = False
-        """True if steps may begin again, and count once: `end_step` must be called then."""
-        self._terms, self._columns = task.sums, columns_of(task)
-        size = 1 + max(columns.stop for columns in self._columns.values())
+        self._waits_for_end = finite_only or repeats_steps
+        self._terms = task.sums
+        weights = [columns.stop for columns in columns_of(task).values()]
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
-        self._values = torch.zeros(size, dtype=torch.float64, device=device)
+        self._values = torch.zeros(max(weights) + 1, dtype=torch.float64, device=device)
         self._not_finite = self._values.clone()
         """Columns that were nan or infinite before the last log point: differences would be nan."""
         self._are_weights = torch.zeros_like(self._values, dtype=torch.bool)
-        for columns in self._columns.values():
-            self._are_weights[columns.stop] = True
+        self._are_weights[weights] = True
         self._logged = self._values.clone()
         """The values at the last log point."""
         self._peaks = Peaks(task.reductions, device)
@@ -91,13 +99,13 @@ class Sums:
             row += self._peaks.row_of(terms)
         row = self._known(row)
         if self._learns:
-            of_step = 0.0 if batch.weightless else row[1]
+            of_step = 0.0 if batch.weightless else row[LOSS_SUM]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        if self._finite_only or self.redoes:
-            finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
-            self._of_step.append(_Kept(row, finite))
+        if self._waits_for_end:
+            counts = _is_finite(row[LOSS_SUM]) if self._finite_only else True
+            self._of_step.append(_Kept(row, counts))
             return
         self._kept.append(_Kept(row))
         if len(self._kept) == MAX_KEPT:
@@ -162,7 +170,7 @@ class Sums:
         return found
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
-        """Return the same; None if nothing was counted."""
+        """Return `averages`, or None if nothing was counted."""
         return averages_of(values.tolist(), self._task, learns=self._learns)
 
     def mark_logged(self) -> None:
@@ -176,9 +184,9 @@ class Sums:
         self._recent.clear()
 
     def first_not_finite(self) -> tuple[int, float] | None:
-        """Return how many batches ago since the last log point a loss was first not finite, and it.
+        """Return the first loss since the last log point that is not finite.
 
-        Waits for the device.
+        It is how many batches ago that was, and the loss. Waits for the device.
         """
         losses = [float(loss) for loss in self._recent]
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -222,9 +230,9 @@ class Sums:
 
 
 class Peaks:
-    """Numbers that are no sums: the largest of each, or the last; of the smallest the negative.
+    """The running `reductions` of a task: its last and largest numbers, and its smallest, negated.
 
-    Of several workers' the largest counts, so that one that has counted nothing has -inf.
+    Of several workers' numbers the largest counts, so that one that has counted nothing has -inf.
     """
 
     def __init__(self, reductions: Mapping[str, str], device: torch.device) -> None:
@@ -250,8 +258,9 @@ class Peaks:
 
     def add(self, rows: Tensor) -> None:
         """Count the rows of several batches [n, N]."""
-        for row in rows if len(self._is_last) else ():
-            self.rows[1] = self._after(self.rows[1], row)
+        if len(self._is_last):
+            for row in rows:
+                self.rows[1] = self._after(self.rows[1], row)
 
     def mark_logged(self) -> None:
         """Begin the next stretch between log points."""
@@ -263,12 +272,13 @@ class Peaks:
         return torch.where(counts, row, torch.where(self._is_last, before, before.maximum(row)))
 
 
+def _is_finite(value: Tensor | float) -> Tensor | bool:
+    return value.isfinite() if isinstance(value, Tensor) else math.isfinite(value)
+
+
 def loss_is_finite(saved: Sequence[float]) -> bool:
     """Return whether the loss is finite in sums that were saved."""
-    return all(map(math.isfinite, saved[:3]))
-
-
-LOSS = "loss"
+    return all(map(math.isfinite, saved[: LOSS_WEIGHT + 1]))
 
 
 @dataclass(frozen=True)
@@ -293,7 +303,7 @@ def columns_of(task: Task) -> dict[str, slice]:
 
     The samples come first, then the loss.
     """
-    columns, end = dict[str, slice](), 1
+    columns, end = dict[str, slice](), LOSS_SUM
     for name, size in {LOSS: 1, **task.sums}.items():
         columns[name] = slice(end, end + size)
         end += size + 1
@@ -306,15 +316,15 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     Raises ConfigError for weights by which gradients and metrics were not divided, or by which
     nothing can be.
     """
-    samples = row[0]
+    samples = row[SAMPLES]
     if not samples:
         return None
     means, columns = dict[str, Any](), columns_of(task)
     of_loss = "training_loss" if learns else "loss"
-    for name, its in columns.items():
-        sums, weight = row[its], row[its.stop]
+    for name, each in columns.items():
+        sums, weight = row[each], row[each.stop]
         if not 0 <= weight < math.inf and (weight < 0 or all(map(math.isfinite, sums))):
-            raise _refusal(
+            raise refusal(
                 task,
                 of_loss if name == LOSS else "measure",
                 f": the weights of {name} add up to {weight:g}, or one is below 0; let each be a"
@@ -322,11 +332,12 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
             )
         found = [value / weight if weight else math.nan for value in sums]
         means[name] = found[0] if len(found) == 1 else found
-    for (name, how), value in zip(task.reductions.items(), row[1 + its.stop :], strict=True):
+    peaks = row[len(row) - len(task.reductions) :]
+    for (name, how), value in zip(task.reductions.items(), peaks, strict=True):
         means[name] = -value if how == "min" else value
-    weight = row[columns[LOSS].stop]
+    weight = row[LOSS_WEIGHT]
     if task.weight_is_samples and weight != samples and math.isfinite(weight):
-        raise _refusal(
+        raise refusal(
             task,
             of_loss,
             f": its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples"
@@ -346,80 +357,9 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
 def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
     """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
     if not averages.has_weight:
-        raise _refusal(
+        raise refusal(
             task,
             "training_loss",
             f": its weights add up to 0 in epoch {epoch}, so that nothing was learned; give samples"
             " a weight, or targets that are not all to be ignored",
         )
-
-
-def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
-    """Return the sums of `task.measure`, each with the `expected` number of values.
-
-    Raises ConfigError where these are not the real sums and weights that it says.
-    """
-    terms = task.measure(outputs, batch)
-    if not isinstance(terms, Mapping):
-        raise _refusal(
-            task, "measure", f" gives {described(terms)}; return a dict of name: (sum, weight)"
-        )
-    names = (*expected, *task.reductions)
-    if terms.keys() != {*names}:
-        given, named = ", ".join(terms) or "nothing", ", ".join(names) or "none"
-        raise _refusal(
-            task,
-            "measure",
-            f" gives {given}, and task.metrics names {named}; let them be the same, or name in"
-            ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each',
-        )
-    for name, term in terms.items():
-        if name in task.reductions and not isinstance(term, Real) and _problem((term, 1), 1):
-            raise _refusal(task, "measure", f": {name} is {described(term)}; give one real number")
-        if name in expected and (problem := _problem(term, expected[name])):
-            raise _refusal(task, "measure", f": {name} {problem}")
-    return terms
-
-
-def check_loss(loss: Any, task: Task, *, learns: bool = True) -> None:
-    """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
-    problem = _problem(loss, None)
-    if not problem and learns and not loss[0].requires_grad:
-        problem = (
-            "gives a number without a gradient; compute it from the model's outputs, without"
-            " detach, item or argmax"
-        )
-    if problem:
-        raise _refusal(task, "training_loss" if learns else "loss", f" {problem}")
-
-
-def _refusal(task: Task, method: str, problem: str) -> ConfigError:
-    return ConfigError(f"{method_of(task, method)}{problem}")
-
-
-def _problem(term: object, size: int | None) -> str:
-    """Return the problem of a sum of `size` values, or of a tensor [] if `size` is None."""
-    if not isinstance(term, tuple | list) or len(term) != 2:
-        return f"is {described(term)}; give its sum and its weight"
-    total, weight = term
-    fits = isinstance(total, Tensor) and not total.is_complex()
-    if not fits or (total.dim() if size is None else total.numel() != size):
-        many = "one real number" if size in (None, 1) else f"{size} real numbers"
-        return f"is {described(total)}; give its sum, a tensor of {many}"
-    if isinstance(weight, Tensor):
-        fits, shown = weight.numel() == 1 and not weight.is_complex(), described(weight)
-    else:
-        fits, shown = isinstance(weight, Real) and not weight < 0, repr(weight)
-    fix = "give a real number that is not below 0, such as len(outputs)"
-    return "" if fits else f"has the weight {shown}; {fix}"
-
-
-def method_of(task: Task, name: str) -> str:
-    """Return the method that gives the `loss`, `training_loss` or `measure`, for an error."""
-    kind = type(task)
-    if isinstance(task, PhasedTask):
-        is_phases = name == "training_loss" or getattr(kind, name) is getattr(PhasedTask, name)
-        name = "phase" if is_phases else name
-    elif name == "training_loss" and kind.training_loss is Task.training_loss:
-        name = "loss"
-    return f"{kind.__name__}.{name}"

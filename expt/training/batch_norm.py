@@ -25,14 +25,22 @@ Gather = Callable[[Tensor], Tensor]
 """From a worker's values [N] to those of all workers, by rank [world_size, N]; a collective."""
 
 
-def is_in(module: nn.Module) -> bool:
+def has_batch_norm(module: nn.Module) -> bool:
     """Return whether `module` has a batch norm, of whatever class."""
-    return any(map(is_one, module.modules()))
+    return any(map(is_batch_norm, module.modules()))
 
 
-def is_one(layer: nn.Module) -> bool:
+def is_batch_norm(layer: nn.Module) -> bool:
     """Return whether `layer` is a batch norm, of whatever class."""
     return isinstance(layer, (*KINDS, nn.SyncBatchNorm))
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Return whether `layer` is a batch norm of no custom class.
+
+    Its buffers are statistics, which no forward pass of training reads.
+    """
+    return type(layer) in (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 
 
 def synchronise(module: nn.Module, gather: Gather) -> None:
@@ -159,15 +167,11 @@ class _AcrossWorkers(torch.autograd.Function):
         return of_input.to(input.dtype), of_weight, of_bias, None, None
 
 
-ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
-"""Layers whose buffers are statistics that no forward pass of training reads."""
-
-
 def of_torch(module: nn.Module) -> list[Any]:
     """Return the batch norms inside `module`; raise ConfigError for one of a custom class."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
     for name, layer in layers:
-        if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):
+        if not is_known(layer):
             raise ConfigError(
                 f"batch_norm: the model's layer {name} is a {type(layer).__name__}, which only"
                 " batch_norm=per_worker leaves as it is"

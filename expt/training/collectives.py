@@ -1,4 +1,4 @@
-"""Ranks and collectives: the one module that knows RANK, WORLD_SIZE and torch.distributed."""
+"""Ranks, and the collectives of the run's workers."""
 
 from __future__ import annotations
 
@@ -161,8 +161,10 @@ def gather_across_workers(value: T, group: dist.ProcessGroup | None = None) -> l
 
 def kinds_of_devices(device: torch.device) -> set[str]:
     """Return the names of all workers' devices; unlike ones may round differently. A collective."""
-    of_cpu = torch.backends.cpu.get_cpu_capability()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else of_cpu
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = torch.backends.cpu.get_cpu_capability()
     return {*gather_across_workers(name)}
 
 
@@ -196,7 +198,7 @@ def average(
 
 
 def average_gradients(
-    mean: Callable[[torch.Tensor], object] | None, parameters: Sequence[nn.Parameter]
+    parameters: Sequence[nn.Parameter], mean: Callable[[torch.Tensor], object] | None = None
 ) -> None:
     """Average gradients over all workers, as `average`; where one is missing it counts as 0.
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from expt.errors import ConfigError
 from expt.models.blocks import blocks, matching
 
+KEY = "activation_checkpointing"
 REPAYS_STEPS = 50_000
 """An estimate: compiling takes about a minute, and saves a fifth of a step of 6 ms (ResNet-18,
 batches of 512 in bf16). A smaller model's step has less to save, and it compiles sooner."""
@@ -44,9 +45,6 @@ def compile_module(module: nn.Module, mode: bool | str) -> None:
         )
     for block in found.values():
         block.compile()
-
-
-KEY = "activation_checkpointing"
 
 
 def checkpoint_activations(

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from expt import errors, machine, signals
+from expt import errors, signals
 from expt.errors import ConfigError, DeviceFull, DeviceLost, first_line
+from expt.gpus import gpu_uuid, visible
 
 FILLED = 0.25
-"""The share of a GPU's memory: where others hold more, they may be why it does not suffice."""
+"""Share of a GPU's memory above which other processes may be the cause of a lack of it."""
 
 
 @contextlib.contextmanager
@@ -78,7 +79,7 @@ def held_by_others(index: int | None = None) -> str:
 
 def _named(faults: Mapping[int, str]) -> dict[str, str]:
     """Return the faults of GPUs of this process, by their names."""
-    names = dict(enumerate(machine.visible_gpus()))
+    names = dict(enumerate(visible().gpus))
     where = "" if signals.is_driven() else f" of {socket.gethostname()}"
     found = {names.get(index, str(index)): fault for index, fault in faults.items()}
-    return {gpu: f"GPU {gpu} ({machine.gpu_uuid(gpu)}){where}: {found[gpu]}" for gpu in found}
+    return {gpu: f"GPU {gpu} ({gpu_uuid(gpu)}){where}: {found[gpu]}" for gpu in found}

@@ -25,6 +25,8 @@ from expt.training.strategy import Strategy
 
 Add = Callable[[Sum, Any, Batch, bool], None]
 """Gets a micro-batch's loss, the outputs, the batch, and whether it is the first of a step."""
+Phases = Mapping[str, tuple[nn.Parameter, ...]]
+"""The parameters that each update of a step trains, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +158,6 @@ class Position:
 def trained_names(module: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that are not frozen."""
     return frozenset(name for name, one in module.named_parameters() if one.requires_grad)
-
-
-Phases = Mapping[str, tuple[nn.Parameter, ...]]
 
 
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:

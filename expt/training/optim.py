@@ -33,7 +33,11 @@ from expt.training.sharding import is_sharded
 
 OF_GROUPS = {"name", "groups", "decay_biases_and_norms", "layer_decay"}
 """Settings that say which parameters an optimizer gets; the others it gets by their names."""
+MAX_TRIED = 2_000
+"""Steps of the longest schedule that is tried; each takes 10 us."""
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
+Guard = Callable[[type[Any]], type[Any]]
+"""Returns an optimizer's class with or without torch's guards."""
 
 
 def build_optimizer(
@@ -53,10 +57,6 @@ def build_optimizer(
         optimizer = _of_torch(config, chosen, guard)
     scale_rates(optimizer)
     return optimizer
-
-
-Guard = Callable[[type[Any]], type[Any]]
-"""Returns an optimizer's class with or without torch's guards."""
 
 
 def _of_torch(
@@ -81,7 +81,9 @@ def fill_momentum(optimizer: Optimizer) -> None:
 
     torch makes them in the first step, and leaves their memory unset where that step is skipped.
     """
-    for group in optimizer.param_groups if isinstance(optimizer, optim.SGD) else ():
+    if not isinstance(optimizer, optim.SGD):
+        return
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not group["momentum"]:
                 optimizer.state.pop(parameter, None)
@@ -98,10 +100,6 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
     for group in optimizer.param_groups:
         group["lr"] *= factor
-
-
-MAX_TRIED = 2_000
-"""Steps of the longest schedule that is tried; each takes 10 us."""
 
 
 def build_scheduler(
@@ -249,7 +247,10 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
         for _ in range(times):
             found.append({**optimizer.param_groups[0], "params": ()})
             optimizer.step()
-            schedule.step(*[1.0] * looks)
+            if looks:
+                schedule.step(1.0)
+            else:
+                schedule.step()
         return found
 
     def are_idle(name: str, other: Any) -> bool:
@@ -262,9 +263,9 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
         if type(value) is int and value > 1 and are_idle(name, value + 1):
             found[f"scheduler.{name}"] = unit, value
         elif isinstance(value, list) and all(type(each) is int for each in value):
-            ends = range(len(value))
-            if (left := next((n for n in ends if are_idle(name, value[:n])), None)) is not None:
-                found[f"scheduler.{name}"] = unit, value[left:]
+            reached = next((n for n in range(len(value)) if are_idle(name, value[:n])), None)
+            if reached is not None:
+                found[f"scheduler.{name}"] = unit, value[reached:]
     return found
 
 

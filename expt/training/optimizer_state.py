@@ -21,8 +21,15 @@ from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]
+Group = dict[str, Any]
 KERNEL = ("foreach", "fused", "capturable", "differentiable")
 """Settings of a group that choose the kernel of its update, and not its numbers."""
+SET_BY_SCHEDULES = {
+    *("lr", "initial_lr", "max_lr", "min_lr"),
+    *("momentum", "base_momentum", "max_momentum", "betas"),
+}
+BYTES_AT_ONCE = 256 * 2**20
+"""Bytes of parameters whose states are on the device together."""
 
 
 def _toggles(optimizer: Optimizer) -> bool:
@@ -37,7 +44,7 @@ def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> None:
 
 @contextlib.contextmanager
 def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
-    """Give the model the weights to be used within the body, which gets copies of the others."""
+    """Switch to the weights for evaluation in the body, which gets copies of the trained ones."""
     if not _toggles(optimizer):
         yield []
         return
@@ -55,31 +62,31 @@ def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         parameter.copy_(weight)
 
 
-def adapted(optimizer: Optimizer, state: State) -> Any:
+def adapt(optimizer: Optimizer, state: State) -> Any:
     """Return `state` for `optimizer.load_state_dict`, with the kernels, strides and device of now.
 
     torch has some kernels only for whole parameters, and fused ones on a CPU need a state to lie in
     memory as its parameter does, which may have changed with sharding or channels_last. torch moves
     its own tensors to the parameters' device, but not those that a custom optimizer adds.
     """
-    own, of_torch = optimizer.param_groups, {"state", "param_groups"}
-    device = next(iter(members(own))).device
+    groups_now, of_torch = optimizer.param_groups, {"state", "param_groups"}
+    device = next(iter(members(groups_now))).device
 
-    def moved(_: str, value: Any) -> Any:
+    def to_device(_: str, value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) and value.dim() else value
 
     if not (isinstance(state, Mapping) and of_torch <= state.keys()):
-        return map_leaves(moved, state)
+        return map_leaves(to_device, state)
     saved, more = state["param_groups"], {key: state[key] for key in state.keys() - of_torch}
-    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own]:
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups_now]:
         return dict(state)  # torch says so
-    kernels = ({key: group[key] for key in KERNEL if key in group} for group in own)
-    groups = [{**group, **mine} for group, mine in zip(saved, kernels, strict=True)]
+    kernels = ({key: group[key] for key in KERNEL if key in group} for group in groups_now)
+    groups = [{**group, **kernel} for group, kernel in zip(saved, kernels, strict=True)]
     states = dict(state["state"])
-    for key, parameter in zip(members(saved), members(own), strict=True):
+    for key, parameter in zip(members(saved), members(groups_now), strict=True):
         if isinstance(values := states.get(key), Mapping):
             states[key] = {name: _laid_out(one, parameter) for name, one in values.items()}
-    return {**map_leaves(moved, more), "state": states, "param_groups": groups}
+    return {**map_leaves(to_device, more), "state": states, "param_groups": groups}
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
@@ -89,13 +96,6 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
     if value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-Group = dict[str, Any]
-SET_BY_SCHEDULES = {
-    *("lr", "initial_lr", "max_lr", "min_lr"),
-    *("momentum", "base_momentum", "max_momentum", "betas"),
-}
 
 
 def as_built(module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> State:
@@ -129,18 +129,18 @@ def carry_over(
     `same_optimizer` its state is new. Without `same_schedule` (the same kind and settings) the
     schedule is advanced `place` times; one that looks at metrics begins.
     """
-    new = set[str]() if same_schedule else SET_BY_SCHEDULES
-    names, groups, states = as_built(module, optimizer, scheduler)["groups"], [], {}
-    for group, named in zip(optimizer.param_groups, names, strict=True):
-        groups.append(_merged(group, named, saved, new) if same_optimizer else dict(group))
+    scheduled = set[str]() if same_schedule else SET_BY_SCHEDULES
+    names = as_built(module, optimizer, scheduler)["groups"]
+    groups, states = optimizer.param_groups, dict[int, Any]()
     if same_optimizer:
-        numbers = members(saved["optimizer"]["param_groups"])
-        number = dict(zip(members(saved["built"]["groups"]), numbers, strict=True))
-        every, held = enumerate(members(names)), saved["optimizer"]["state"]
-        states = {at: held[number[name]] for at, name in every if number.get(name) in held}
-    indices = itertools.count()
-    numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
-    optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": numbered}))
+        pairs = zip(groups, names, strict=True)
+        groups = [_merged(group, named["params"], saved, scheduled) for group, named in pairs]
+        by_name = _states_by_name(saved)
+        numbered = enumerate(members(names))
+        states = {number: by_name[name] for number, name in numbered if name in by_name}
+    numbers = itertools.count()
+    groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in groups]
+    optimizer.load_state_dict(adapt(optimizer, {"state": states, "param_groups": groups}))
     fill_momentum(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimiser has come before
@@ -153,19 +153,26 @@ def carry_over(
                 scheduler.step()
 
 
-def _merged(group: Group, named: Group, saved: State, new: set[str]) -> Group:
+def _states_by_name(saved: State) -> dict[str, Any]:
+    """Return the saved states of an optimizer, by the names of their parameters."""
+    states, groups = saved["optimizer"]["state"], saved["optimizer"]["param_groups"]
+    pairs = zip(members(saved["built"]["groups"]), members(groups), strict=True)
+    return {name: states[number] for name, number in pairs if number in states}
+
+
+def _merged(group: Group, names: Sequence[str], saved: State, scheduled: Collection[str]) -> Group:
     """Return the group with the values that continue, if one group had its parameters."""
     before = zip(saved["built"]["groups"], saved["optimizer"]["param_groups"], strict=True)
-    mine = {*named["params"]}
-    built, then = next((pair for pair in before if mine <= {*pair[0]["params"]}), ({}, {}))
-    new = {*new, "params"}
-    return {**group, **{key: then[key] for key in then if _is_kept(key, group, built, new)}}
+    built, then = next((pair for pair in before if {*names} <= {*pair[0]["params"]}), ({}, {}))
+    not_kept = {*scheduled, "params"}
+    kept = {key: then[key] for key in then if _is_kept(key, group, built, not_kept)}
+    return {**group, **kept}
 
 
-def _is_kept(key: str, now: Group, built: Group, new: Collection[str] = ()) -> bool:
+def _is_kept(key: str, now: Group, built: Group, not_kept: Collection[str] = ()) -> bool:
     """Return whether a saved value continues: of an unchanged setting, or of custom code."""
     if key in now:
-        return key not in new and _equal(now[key], built.get(key))
+        return key not in not_kept and _equal(now[key], built.get(key))
     return key not in built
 
 
@@ -185,9 +192,9 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, saved: State) -> None:
     """Continue a schedule as if it had begun with the new learning rate."""
-    new, then, built = scheduler.state_dict(), saved["scheduler"], saved["built"]["scheduler"]
-    kept = {key: value for key, value in then.items() if _is_kept(key, new, built)}
-    scheduler.load_state_dict({**new, **kept})
+    fresh, built = scheduler.state_dict(), saved["built"]["scheduler"]
+    kept = {key: x for key, x in saved["scheduler"].items() if _is_kept(key, fresh, built)}
+    scheduler.load_state_dict({**fresh, **kept})
     groups = zip(optimizer.param_groups, saved["optimizer"]["param_groups"], strict=False)
     for group, before in groups:
         initial_lr = before.get("initial_lr")
@@ -196,10 +203,6 @@ def _continue(scheduler: LRScheduler, optimizer: Optimizer, saved: State) -> Non
                 scheduler.num_bad_epochs = scheduler.cooldown_counter = 0
         elif initial_lr and not _equal(group.get("initial_lr"), initial_lr):
             group["lr"] = group["initial_lr"] * (before["lr"] / initial_lr)
-
-
-BYTES_AT_ONCE = 256 * 2**20
-"""Bytes of parameters whose states are on the device together."""
 
 
 def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +21,8 @@ LR_SCALE = "lr_scale"
 TRAINED_EPOCHS = "trained_epochs"
 """Key of a group: the epochs after which its learning rate is 0; without it, never."""
 SHOWN_NAMES = 3
-
-
+OPENED = (nn.Sequential, *CONTAINERS)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 Groups = list[dict[str, Any]]
 """An optimizer's groups of parameters, as torch takes them."""
 
@@ -39,37 +39,38 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
     named, every_decays = dict(module.named_parameters()), config.decay_biases_and_norms
     if every_decays and not config.groups and config.layer_decay is None:
         return [{"params": [*named.values()]}] if named else []
-    chosen = {
-        name: next((group for group in config.groups if re.search(group.match, name)), None)
+    chosen = {  # the number of its group; -1 for none
+        name: next((n for n, group in enumerate(config.groups) if re.search(group.match, name)), -1)
         for name in named
     }
-    left = [name for name, group in chosen.items() if group is None]
+    left = [name for name, number in chosen.items() if number < 0]
     if problems := [
-        f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model that no"
+        f"optimizer.groups.{number}.match={group.match}: matches no parameter of the model that no"
         f" group before it has; there are {listed(chosen, SHOWN_NAMES)}."
         f"{did_you_mean(group.match, left)}"
-        for index, group in enumerate(config.groups)
-        if not any(one is group for one in chosen.values())
+        for number, group in enumerate(config.groups)
+        if number not in chosen.values()
     ]:
         raise ConfigError(problems)
     depth = dict.fromkeys(named, 0) if config.layer_decay is None else depths(module)
+    parts = defaultdict[tuple[int, int, bool], list[nn.Parameter]](list)
+    for name, one in named.items():
+        is_undecayed = not every_decays and one.dim() < 2
+        parts[chosen[name], depth[name], is_undecayed].append(one)
     found: Groups = []
-    for group, layer, decays in itertools.product(
-        (None, *config.groups), sorted({*depth.values()}), (True, False)
-    ):
-        part = [
-            one
-            for name, one in named.items()
-            if chosen[name] is group and depth[name] == layer
-            if (every_decays or one.dim() >= 2) == decays
-        ]
-        if part:
-            scale = 1.0 if config.layer_decay is None else config.layer_decay**layer
-            weight_decay = 0.0 if not decays else group.weight_decay if group else None
-            settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
-            settings |= {TRAINED_EPOCHS: group.epochs} if group and group.epochs else {}
-            settings |= {} if weight_decay is None else {"weight_decay": weight_decay}
-            found.append({"params": part, **settings})
+    for (number, layer, is_undecayed), part in sorted(parts.items()):
+        scale = 1.0 if config.layer_decay is None else config.layer_decay**layer
+        settings: dict[str, Any] = {"params": part, LR_SCALE: scale}
+        if number >= 0:
+            group = config.groups[number]
+            settings[LR_SCALE] *= group.lr_scale
+            if group.epochs:
+                settings[TRAINED_EPOCHS] = group.epochs
+            if group.weight_decay is not None:
+                settings["weight_decay"] = group.weight_decay
+        if is_undecayed:
+            settings["weight_decay"] = 0.0
+        found.append(settings)
     return found
 
 
@@ -99,10 +100,6 @@ def rate_of(optimizer: Optimizer) -> float:
     group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return float(lr if scale == 1.0 else lr / scale)
-
-
-OPENED = (nn.Sequential, *CONTAINERS)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def depths(module: nn.Module) -> dict[str, int]:

@@ -346,7 +346,7 @@ class Unused:
                 )
 
 
-def gathered(state: Any, *, keep: bool) -> Any:
+def gather_state(state: Any, *, keep: bool) -> Any:
     """Return `state` with whole tensors on the CPU, or none without `keep`; a collective."""
 
     def kept(_: str, value: Any) -> Any:
@@ -365,7 +365,7 @@ def shard_of(tensor: Tensor, pattern: Tensor | None) -> Tensor:
     return shard_as(pattern, tensor).clone()  # it may be a view of the whole
 
 
-def scattered(state: Any, like: Like, device: torch.device) -> Any:
+def scatter_state(state: Any, like: Like, device: torch.device) -> Any:
     """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
     Other workers pass None; whole tensors are on the CPU. A collective, in which each worker holds

@@ -41,7 +41,7 @@ class SharedMemory:
     def __init__(self, *, rank: int, world_size: int, timeout_s: float) -> None:
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         counters, slots = 8 * LINE * world_size, 2 * world_size * CHUNK * 4
-        self._map = _mapped_by_all(rank, counters + slots)
+        self._map = _map_by_all(rank, counters + slots)
         words = np.frombuffer(self._map, dtype=np.int64, count=LINE * world_size)
         self._arrived = words[::LINE]
         flat = torch.frombuffer(self._map, dtype=torch.float32, offset=counters)
@@ -57,7 +57,7 @@ class SharedMemory:
         """
         began = time.perf_counter()
         for chunk in values.split(CHUNK):
-            torch.sum(self._exchanged(chunk), dim=0, out=chunk)
+            torch.sum(self._exchange(chunk), dim=0, out=chunk)
         values.mul_(1 / self._world_size)
         self.spent_s += time.perf_counter() - began
 
@@ -65,12 +65,12 @@ class SharedMemory:
         """Return every worker's float32 `values` [N], by rank [world_size, N]; see `average`."""
         began = time.perf_counter()
         everyones = torch.cat(
-            [self._exchanged(chunk).clone() for chunk in values.split(CHUNK)], dim=1
+            [self._exchange(chunk).clone() for chunk in values.split(CHUNK)], dim=1
         )
         self.spent_s += time.perf_counter() - began
         return everyones
 
-    def _exchanged(self, chunk: torch.Tensor) -> torch.Tensor:
+    def _exchange(self, chunk: torch.Tensor) -> torch.Tensor:
         """Return every worker's `chunk`, by rank; to be read before the next but one."""
         slots = self._slots[self._round % 2, :, : len(chunk)]
         slots[self._rank].copy_(chunk)
@@ -100,7 +100,7 @@ class SharedMemory:
             time.sleep(1e-4)  # it is late: leave it the core
 
 
-def average_gradients(
+def average_bucket(
     memory: SharedMemory, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket: the communication hook for DistributedDataParallel."""
@@ -110,16 +110,16 @@ def average_gradients(
     return done
 
 
-def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
+def _map_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
-    mine, problem = _allocated(size) if rank == 0 else (None, "")
+    mine, problem = _allocate(size) if rank == 0 else (None, "")
     place = collectives.from_rank_0(_place_of(mine) or problem, torch.device("cpu"))
     if not isinstance(place, _Place):
         fix = "use ddp.shared_memory=false"
         if os.strerror(errno.EFBIG) in place:  # this memory counts as a file
             fix = f"raise the limit of a file's size (ulimit -f), or {fix}"
         raise RunFailed(f"no memory of {size} bytes can be shared by the workers ({place}); {fix}")
-    mapped, refusal = _mapped(place, size)
+    mapped, refusal = _map_at(place, size)
     # rank 0 has it open until all have mapped it
     problems = collectives.gather_across_workers(refusal)
     if mine is not None:
@@ -145,7 +145,7 @@ def _place_of(file: IO[bytes] | None) -> _Place | None:
     return _Place(f"/proc/{os.getpid()}/fd/{file.fileno()}", stat.st_dev, stat.st_ino)
 
 
-def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
+def _map_at(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
     """Return the memory, or why there is none: in containers the path may be another's."""
     try:
         with open(place.path, "r+b") as file:
@@ -157,7 +157,7 @@ def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
         return None, str(error)
 
 
-def _allocated(size: int) -> tuple[IO[bytes] | None, str]:
+def _allocate(size: int) -> tuple[IO[bytes] | None, str]:
     """Return an unnamed file with space allocated, or why not: writing without would kill."""
     try:
         with contextlib.ExitStack() as closed:

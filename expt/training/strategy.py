@@ -106,7 +106,7 @@ class Phased(Strategy):
 
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
         found = passes(self.micro_batches)
-        collectives.average_gradients(self.memory.average if self.memory else None, phase)
+        collectives.average_gradients(phase, self.memory.average if self.memory else None)
         return found
 
 
@@ -175,7 +175,7 @@ class Sharded(Strategy):
     def whole(self, module: nn.Module) -> nn.Module:
         if self.outline is None:
             return module
-        state = sharding.gathered(module.state_dict(), keep=self.worker.rank == 0)
+        state = sharding.gather_state(module.state_dict(), keep=self.worker.rank == 0)
         if self.worker.rank:  # its copy is of no use
             return self.outline
         whole = sharding.outline(self.outline)
@@ -243,14 +243,16 @@ class Fitting(Strategy):
             if self.worker.device.type == "cuda":
                 torch.cuda.empty_cache()
         if self.at_a_time != before and self.worker.rank == 0:
-            norms = ", over which its batch norms normalise" * batch_norm.is_in(self.model)
+            number = f"{self.at_a_time}"
+            if batch_norm.has_batch_norm(self.model):
+                number += ", over which its batch norms normalise"
             warn(
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
-                f" samples at a time; from this step on {self.at_a_time}{norms}"
+                f" samples at a time; from this step on {number}"
             )
         if not self.allows_unused:
             refuse_unused(self.model, {p for p in trained if p.grad is None})
-        collectives.average_gradients(None, trained)
+        collectives.average_gradients(trained)
         return found
 
     def _noted(self) -> Callable[[], None]:

@@ -22,7 +22,8 @@ from expt.data import changes
 from expt.data.changes import Watched
 from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
-from expt.tasks.sums import LOSS, method_of
+from expt.tasks.checks import method_of
+from expt.tasks.sums import LOSS
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, random_state
 from expt.training.collectives import Worker
@@ -113,7 +114,7 @@ class BatchChecks:
     def _look_at_curve(self, few: Batch | None, share: int) -> None:
         """Warn where the micro-batches of a worker's `share` change the curve; a collective."""
         number, layers = self._config.gradient_accumulation, self._learner.module.modules()
-        depends = norms = any(one.training for one in layers if batch_norm.is_one(one))
+        depends = norms = any(one.training for one in filter(batch_norm.is_batch_norm, layers))
         if few is not None and not norms:
             about = self._learner, few, self._worker.device
             depends = _depends(*about, TRAINING, (True, False))
@@ -210,8 +211,8 @@ def _numbers(
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
             total += float(getattr(task, loss)(outputs, batch)[0]) if loss else 0.0
-        own = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
-        found += [each.double().flatten().cpu() for each in own]
+        rows = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
+        found += [each.double().flatten().cpu() for each in rows]
     return torch.cat(found), total
 
 
@@ -268,7 +269,7 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
     zero: list[str] | None = None
     for predicted in (False, True):  # accuracies of many classes begin at 0
         try:
-            found = _found(learner, batch, device, predicted=predicted)
+            found = _sums_of_parts(learner, batch, device, predicted=predicted)
         except ExptError:
             raise
         except Exception:  # many classes: training will raise it
@@ -283,11 +284,12 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
     return True
 
 
-def _found(
+def _sums_of_parts(
     learner: Learner, batch: Batch, device: torch.device, *, predicted: bool
 ) -> list[dict[str, _Sum]]:
     """Return the sums of a few samples: as they are, on more workers, each twice, and of halves."""
-    found, twice = [], functools.partial(mapped, lambda each: torch.cat((each, each)))
+    found = list[dict[str, _Sum]]()
+    twice = functools.partial(mapped, lambda each: torch.cat((each, each)))
     few = _cut(batch if batch.size > 1 else twice(batch))
     one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
     more = few._replace(global_size=2 * few.size)
@@ -327,8 +329,10 @@ def _compare(
     *,
     warns: bool,
 ) -> None:
-    method = method_of(learner.task, name if name in (LOSS, TRAINING) else "measure")
-    method += "" if name in (LOSS, TRAINING) else f": {name}"
+    if name in (LOSS, TRAINING):
+        method = method_of(learner.task, name)
+    else:
+        method = f"{method_of(learner.task, 'measure')}: {name}"
     (total, weight), weights = whole, one[1] + other[1]
     sums = bool(total.any()) and torch.allclose(2 * more[0], total, rtol=NEAR)
     if sums or (weight and abs(more[1] / weight - 2) <= NEAR):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import math
@@ -26,11 +25,11 @@ from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
-from expt.data.build import Data, DataInfo, EvaluationData, keep_doubles
+from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
 from expt.data.loading import Batch, Shard, mapped
-from expt.errors import ConfigError, described, sized_by, warn
+from expt.errors import ConfigError, sized_by, warn
 from expt.features import Classes, Features
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -47,6 +46,10 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.task_state import task_state
 from expt.worker import parallel, watchdog
+from expt.worker.custom_code import check_first_output, check_metrics
+
+BEAT_S = 0.2
+"""Seconds between reports while a dataset is read."""
 
 
 @progress.phase("reading the data")
@@ -177,7 +180,9 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
         offload_states(optimizer)
     task = _build_task(config, data.info)
     phases = _phases(task, module, config)
-    strategy = parallel.build_strategy(config, built, optimizer, data, worker, bool(phases), begins)
+    strategy = parallel.build_strategy(
+        config, built, optimizer, data, worker, phases=bool(phases), begins=begins
+    )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
     own = config.model.target if isinstance(config.model, constraints.Target) else None
@@ -235,7 +240,9 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
     if config.is_sharded:
         outline = sharding.outline(module) if config.callbacks else None
         ema = parallel.shard_model(config, module, worker, precision)
-    return parallel.Built(module, precision, bool(compiled), after_step, memory, ema, outline)
+    return parallel.Built(
+        module, precision, bool(compiled), after_step, memory=memory, ema=ema, outline=outline
+    )
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
@@ -334,7 +341,7 @@ def build_dashboard(
     return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
 
-def with_beats(
+def evaluation_batches(
     loader: Loader | EvaluationData, split: str, worker: Worker, beat: Callable[[], None]
 ) -> Iterator[Batch]:
     """Yield a worker's batches of a split, calling `beat` before each."""
@@ -353,47 +360,3 @@ def build_pictures(config: RunConfig, features: Features) -> RunPictures | None:
     channels, dataset = features.shapes["channels"], config.dataset
     mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
     return RunPictures(targets.names, mean=mean, std=std)
-
-
-BEAT_S = 0.2
-FEW = 2
-"""Samples on which metrics are tried."""
-
-
-def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Check in the first forward pass that a custom model gives scores of the classes."""
-
-    def check(_: nn.Module, __: object, output: object) -> None:
-        hook.remove()
-        where, fix = f"model._target_={target}: gives", "return one tensor, [samples, num_classes]"
-        if not isinstance(output, torch.Tensor) or output.dim() != 2:
-            raise ConfigError(f"{where} {described(output)}; {fix}")
-        outputs = output.shape[1]
-        gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
-        fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
-        if outputs < num_classes:
-            raise ConfigError(f"{gives}; {fix}")
-        if outputs > num_classes and warns:
-            warn(f"{gives}: the surplus ones are never right; {fix}")
-        totals = output.detach().float().sum(1)
-        if warns and output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
-            warn(f"{where} probabilities, and cross-entropy takes logits; leave out the softmax")
-
-    hook = module.register_forward_hook(check)
-
-
-@torch.no_grad()
-def check_metrics(learner: Learner, loader: Loader | None) -> None:
-    """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
-    if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
-        return
-    if loader is None or loader.is_stream:
-        return
-    keep_doubles(learner.module, [loader])
-    batch = next(loader.first(FEW))
-    with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-        # A batch may change their state
-        module, task = copy.deepcopy((learner.evaluated, learner.task))
-        with learner.precision.autocast():
-            outputs = task.forward(module.eval(), batch)
-        learner.extra_metrics.try_out(task, outputs, batch)

@@ -72,8 +72,8 @@ class Callbacks:
 
     def _warn_of_unknown(self, index: int, cls: type[Callback]) -> None:
         """Warn of methods on_... that are never called."""
-        own, known = ([one for one in dir(each) if one[:3] == "on_"] for each in (cls, Callback))
-        for name in sorted({*own} - {*known}):
+        known = [name for name in dir(Callback) if name.startswith("on_")]
+        for name in sorted({name for name in dir(cls) if name.startswith("on_")} - {*known}):
             where, hint = f"callbacks.{index}: {cls.__name__}.{name}", did_you_mean(name, known)
             warn(f"{where} is never called.{hint}")
 
@@ -89,12 +89,13 @@ class Callbacks:
                     split=split,
                     metrics=MappingProxyType(record.last),
                     copy_model=lambda: _copy(model),
-                    scalar=lambda tag, value: record.log({self._own(tag): float(value)}),
-                    picture=lambda tag, image: record.picture(self._own(tag), as_bytes(image)),
+                    scalar=lambda tag, value: record.log({self._checked(tag): float(value)}),
+                    picture=lambda tag, image: record.picture(self._checked(tag), as_bytes(image)),
                 )
                 getattr(callback, moment)(view)
 
-    def _own(self, tag: str) -> str:
+    def _checked(self, tag: str) -> str:
+        """Return the tag; raise ValueError for one of expt's."""
         if tag.partition("/")[0] in self._reserved:
             raise ValueError(
                 f"the tag {tag!r} is reserved; use another, such as 'mine/{tag.partition('/')[2]}'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,11 +27,12 @@ from expt.tasks.sums import Sums
 from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
-from expt.training.optimizer_state import adapted, train_at
+from expt.training.optimizer_state import adapt, train_at
 from expt.training.parameter_groups import members
-from expt.training.sharding import gathered, is_sharded, local, scattered, shard_of
+from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_of
 from expt.training.task_state import load_task_state, task_state
 
+State = Mapping[str, Any]
 TRAINED = "training_weights"
 """The key of weights that an optimizer trains at, where others are used; see in_use."""
 ROOM = 0.5
@@ -76,20 +76,21 @@ class Checkpoints:
         If it is one of the best, `bests` are the steps of all that are kept, the best first.
         `target` is another file to write to.
         """
-        mine, parts, owned = self._worker.rank == 0, None, target is not None
+        is_first, parts = self._worker.rank == 0, None
+        owned = target is not None
         if self._writes_parts(state):
             folder, checkpoints = None, self._paths.checkpoints
-            if mine:
+            if is_first:
                 checkpoints.mkdir(parents=True, exist_ok=True)
                 folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
             parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
             room = ROOM * available_memory() / self._worker.local_world_size
             owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
-            state, owned = gathered(state, keep=mine), True
-        if mine:
+            state, owned = gather_state(state, keep=is_first), True
+        if is_first:
             state = {**state, **checkpoint.copied(about())}
-        if mine or parts:
+        if is_first or parts:
             self._writer.save(state, bests=bests, target=target, parts=parts, owned=owned)
         if owned and (parts or target):
             self._writer.wait()  # before training changes it
@@ -104,9 +105,6 @@ class Checkpoints:
         return self._in_parts
 
 
-State = Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """The state of training after a step, with that of random numbers."""
@@ -116,7 +114,7 @@ class Snapshot:
     sums: Sums
     worker: Worker
     loader: Loader | None = None
-    """of the training samples"""
+    """That of the training samples."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
@@ -139,10 +137,11 @@ class Snapshot:
     def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
         now = trained_names(learner.module)
+        ema = {} if learner.ema is None else {"ema": learner.ema.state_dict()}
         return {
             "model": learner.module.state_dict(),
             "requires_grad": {name: name in now for name in now ^ learner.trained},
-            **({} if learner.ema is None else {"ema": learner.ema.state_dict()}),
+            **ema,
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
@@ -159,7 +158,7 @@ class Snapshot:
         """Load `state`, maybe of another number of workers."""
         learner = self.learner
         self.load_weights(state)
-        learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
+        learner.optimizer.load_state_dict(adapt(learner.optimizer, state["optimizer"]))
         schedule = dict(state["scheduler"])
         if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
             for key in ("total_steps", "_schedule_phases", "_ends"):
@@ -199,7 +198,7 @@ class Snapshot:
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
-        found: State = scattered(state, self._like(), self.worker.device)
+        found: State = scatter_state(state, self._like(), self.worker.device)
         return found
 
     def _like(self, numbered: Sequence[str] = ()) -> Like:
@@ -224,8 +223,11 @@ class Snapshot:
     def load_weights(self, state: State) -> None:
         """Load the model of `state` and its moving average; without one it begins as the model."""
         load_all(self.learner.module, state["model"])
-        if (ema := self.learner.ema) is not None:
-            load_all(*((ema, state["ema"]) if "ema" in state else (ema.module, state["model"])))
+        ema = self.learner.ema
+        if ema is not None and "ema" in state:
+            load_all(ema, state["ema"])
+        elif ema is not None:
+            load_all(ema.module, state["model"])
         for name, value in state.get("requires_grad", {}).items():
             self.learner.module.get_parameter(name).requires_grad_(value)
 
@@ -239,12 +241,15 @@ def read_together(
     patterns for the tensors of a sharded checkpoint.
     """
     before, state = checkpoint_file.stamp(path), None
-    with contextlib.suppress(*(Exception,) if worker.rank else ()):
+    try:
         state = read(like)
+    except Exception:  # many classes: of a file that only rank 0 has
+        if not worker.rank:
+            raise
     seen = (None,) if state is None else (before, checkpoint_file.stamp(path))
     if len({*itertools.chain(*collectives.gather_across_workers(seen))}) == 1:
         return cast(State, map_leaves(functools.partial(_held, like), state))
-    found: State = scattered(None if worker.rank else read(lambda _: None), like, worker.device)
+    found: State = scatter_state(None if worker.rank else read(lambda _: None), like, worker.device)
     return found
 
 
@@ -263,4 +268,4 @@ def _total(workers: Sequence[State]) -> dict[str, list[float]]:
         for key in ("sums", "finite", "logged")
     }
     peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
-    return total | ({"peaks": peaks} if peaks else {})
+    return {**total, "peaks": peaks} if peaks else total

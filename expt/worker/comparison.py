@@ -22,16 +22,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
-from expt.config import constraints, groups, user_class
+from expt.config import constraints, groups, secrets, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError, ExptError, RunFailed, first_line, listed, warn
+from expt.errors import ConfigError, ExptError, RunFailed, listed, warn
 from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -41,7 +41,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
-from expt.training.sharding import gathered, local, num_parameters, shard_as
+from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import batch_checks, build
 from expt.worker.checkpoints import Snapshot
@@ -92,28 +92,37 @@ def compare(
     with random_state.kept(worker.device), precision_kept():
         set_precision("highest")
         torch.backends.cudnn.benchmark = False
-        with _quiet():
-            chosen, what = _choose(plain, data, worker)
-            built = None if chosen is None else _Comparison(chosen, data, worker)
-        if built is not None:
-            built.check_sums()
-            with _quiet():
-                what = what if built.run(beat) else "nothing"
-    built = None
+        compared = _run(plain, data, worker, beat)
     gc.collect()  # two models with reference cycles
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    if what == "nothing" and worker.rank == 0:
-        nor = ", nor were the sums of a custom task checked" * config.is_sharded
-        warn(f"{_where(config)}: was not compared with a whole model before the first epoch{nor}")
-    return what
+    if compared == "nothing" and worker.rank == 0:
+        lacks = "was not compared with a whole model before the first epoch"
+        if config.is_sharded:
+            lacks += ", nor were the sums of a custom task checked"
+        warn(f"{_where(config)}: {lacks}")
+    return compared
+
+
+def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]) -> str:
+    """Compare; return the compared model, as `compare`."""
+    with _quiet():
+        chosen = _choose(config, data, worker)
+    if chosen is None:
+        return "nothing"
+    settings, model = chosen
+    with _quiet():
+        comparison = _Comparison(settings, data, worker)
+    comparison.check_sums()
+    with _quiet():
+        return model if comparison.run(beat) else "nothing"
 
 
 def _is_due(config: RunConfig) -> bool:
-    if config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
-        return config.is_sharded
-    cls = user_class.resolve(config.optimizer.target, Optimizer)
-    return not cls.__module__.startswith("torch.")
+    if isinstance(config.optimizer, groups.TargetOptimizer) and not config.is_sharded:
+        cls = user_class.resolve(config.optimizer.target, Optimizer)
+        return not cls.__module__.startswith("torch.")
+    return config.is_sharded
 
 
 def _where(config: RunConfig) -> str:
@@ -129,7 +138,8 @@ def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
     if can_be_cut(batch):
         may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
         size = min(size, FEW)
-        size -= may_differ and worker.rank == 0 and size > 2
+        if may_differ and worker.rank == 0 and size > 2:
+            size -= 1
         batch = part_of(batch, slice(size))
     counted = torch.tensor(0.0 if batch.weightless else size, device=worker.device)
     return batch._replace(global_size=int(collectives.sum_across_workers(counted).item()))
@@ -147,10 +157,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
-    """Return the settings to compare, with fewer blocks if large; None if memory lacks.
+def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig, str] | None:
+    """Return the settings to compare, and the name of their model; None if memory lacks.
 
-    A collective.
+    A large model has fewer blocks. A collective.
     """
 
     def size(config: RunConfig) -> int:
@@ -165,14 +175,14 @@ def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | 
         room = torch.cuda.mem_get_info(worker.device)[0]
     lacks = float(4 * COPIES * numbers > ROOM * room)
     if collectives.max_across_workers([lacks], worker.device)[0]:
-        return None, "nothing"
+        return None
     return config, "fewer_blocks" if config is smaller else "whole"
 
 
 def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:
     """Return settings of the same class with two blocks; None where no keyword says how many."""
-    own = isinstance(config.model, constraints.Target)
-    known: Any = config.model.kwargs if own else vars(config.model)
+    model = config.model
+    known: Any = model.kwargs if isinstance(model, constraints.Target) else vars(model)
     fewer: dict[str, Any] = {
         key: 2 for key in BLOCKS if isinstance(known.get(key), int) and known[key] > 2
     }
@@ -180,15 +190,18 @@ def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:
         fewer["hidden"] = hidden[:2]
     if not fewer:
         return None
-    fields = {"kwargs": {**known, **fewer}} if own else fewer
-    return replace(config, model=replace(config.model, **fields))
+    if isinstance(model, constraints.Target):
+        fewer = {"kwargs": {**known, **fewer}}
+    return replace(config, model=replace(model, **fewer))
 
 
 class _Comparison:
     """The steps of a whole model and of the run's model."""
 
     def __init__(self, config: RunConfig, data: Data, worker: Worker) -> None:
-        self._config, self._data, self._worker, self._when = config, data, worker, ""
+        self._config, self._data, self._worker = config, data, worker
+        self._is_loaded = False
+        """True if the run's model was saved and loaded."""
         self._found: list[str] = []
         self._whole = self._build(replace(config, strategy="ddp"))
         keep_doubles(self._whole.module, [data.train])
@@ -216,11 +229,11 @@ class _Comparison:
         if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()
-        self._samples = self._taken()
+        self._samples = self._fitting_samples()
         total_steps = self._config.total_steps(len(self._data.train))
         self._step(advances=total_steps > 0)
         beat()
-        self._when = ", after it was saved and loaded"
+        self._is_loaded = True
         with self._failing():
             self._resume()
         self._check_weights("weights")
@@ -240,7 +253,7 @@ class _Comparison:
         collectives.broadcast_parameters(self._whole.module)
         self._give_whole()
 
-    def _taken(self) -> Batch:
+    def _fitting_samples(self) -> Batch:
         """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
@@ -255,11 +268,11 @@ class _Comparison:
 
     @torch.no_grad()
     def _give_whole(self, share: float = 1.0) -> None:
-        """Give both models a share of the whole one's weights, so that a copy is out of date."""
-        for _, full, mine in self._both():
+        """Set both models to `share` times the whole one's weights, so that a hidden copy shows."""
+        for _, full, mine in self._parameters():
             full.mul_(share if full.requires_grad else 1.0)
             local(mine).copy_(_as_held(full.detach(), mine))
-        for _, buffer, own in self._both("buffers"):
+        for _, buffer, own in self._buffers():
             own.copy_(buffer)
 
     def _step(self, *, advances: bool) -> None:
@@ -270,14 +283,14 @@ class _Comparison:
                 self._gradients(self._tested)
             self._check_gradients()
         else:  # an optimizer is compared, not a model
-            for _, full, mine in self._both():
+            for _, full, mine in self._parameters():
                 mine.grad = None if full.grad is None else full.grad.mul_(SCALE).clone()
         self._update(self._whole, advances)
-        with self._failing(KEEP_STATE if self._when else ""):
+        with self._failing(KEEP_STATE if self._is_loaded else ""):
             self._update(self._tested, advances)
         self._check_weights("update", starts)
         if self._config.is_sharded:
-            for name, buffer, own in self._both("buffers"):
+            for name, buffer, own in self._buffers():
                 self._expect(f"buffer {name}", own, buffer, self._share(buffer) * _size(buffer))
             self._agree()
         self._give_whole(share=0.95)
@@ -302,9 +315,9 @@ class _Comparison:
     @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise where gradients differ; then give both models the same, SCALE times as large."""
-        gradients = (full.grad for _, full, _ in self._both())
+        gradients = (full.grad for _, full, _ in self._parameters())
         largest = max((_size(one) for one in gradients if one is not None), default=0.0)
-        for name, full, mine in self._both():
+        for name, full, mine in self._parameters():
             if full.requires_grad:
                 grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
                 expected = torch.zeros_like(full) if full.grad is None else full.grad
@@ -319,7 +332,7 @@ class _Comparison:
     @torch.no_grad()
     def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
         """Raise where weights differ by more than rounding and a share of their move."""
-        for index, (name, full, mine) in enumerate(self._both()):
+        for index, (name, full, mine) in enumerate(self._parameters()):
             held = _as_held(full, mine)
             moved = _size(full - starts[index]) if starts is not None else 0.0
             allowed = NEXT * _eps(full) * held.abs() + self._share(full) * moved
@@ -334,7 +347,7 @@ class _Comparison:
         snapshot.refuse_unreadable()
         state: Any = snapshot.state_dict()
         if self._tested.strategy.shards > 1:
-            state = gathered(state, keep=is_first)
+            state = gather_state(state, keep=is_first)
         state = checkpoint.load(checkpoint.dumps(state)) if is_first else None
         self._tested = self._build(self._config)
         snapshot = replace(snapshot, learner=self._tested)
@@ -357,11 +370,15 @@ class _Comparison:
         loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
-    def _both(self, kind: str = "parameters") -> Iterator[tuple[str, Any, Any]]:
-        """Yield the name, the whole model's parameter (or buffer) and the run's."""
-        whole = getattr(self._whole.module, f"named_{kind}")()
-        mine = getattr(self._tested.module, kind)()
-        return ((name, full, own) for (name, full), own in zip(whole, mine, strict=True))
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+        """Yield the name of each parameter, the whole model's, and the run's."""
+        whole, tested = self._whole.module.named_parameters(), self._tested.module.parameters()
+        return ((name, full, mine) for (name, full), mine in zip(whole, tested, strict=True))
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the name of each buffer, the whole model's, and the run's."""
+        whole, tested = self._whole.module.named_buffers(), self._tested.module.buffers()
+        return ((name, full, mine) for (name, full), mine in zip(whole, tested, strict=True))
 
     def _share(self, tensor: Tensor, least: Mapping[str, float] = UPDATES) -> float:
         return max(least[self._worker.device.type], NEXT * _eps(tensor))
@@ -379,31 +396,40 @@ class _Comparison:
         """Raise where any worker has found a difference; a collective."""
         mine, self._found = self._found[:1], []
         first = next(itertools.chain(*collectives.gather_across_workers(mine)), None)
-        if first is None:
-            return
-        fix = (
-            "some code takes a worker's part of a tensor for the whole, or keeps or changes another"
-            " copy of it; use strategy=ddp"
-        )
-        if first.startswith("the update") and isinstance(self._config.optimizer, groups.Muon):
-            fix = "Muon enlarges the rounding of bfloat16; use strategy=ddp, or optimizer=adamw"
-        elif unsaved := self._unsaved():
-            fix = (
+        if first is not None:
+            problem = f"{_where(self._config)}: {first}{self._when}"
+            raise ConfigError(f"{problem}; {self._fix_for(first)}")
+
+    def _fix_for(self, difference: str) -> str:
+        is_of_update = difference.startswith("the update")
+        if is_of_update and isinstance(self._config.optimizer, groups.Muon):
+            return "Muon enlarges the rounding of bfloat16; use strategy=ddp, or optimizer=adamw"
+        if unsaved := self._unsaved():
+            return (
                 f"the model's buffer {listed(unsaved)} changes in steps and is in no checkpoint, by"
                 " persistent=False; leave that out, or compute it anew in each forward pass"
             )
-        elif first.startswith("the update") and self._when:
-            fix = KEEP_STATE
-        raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
+        if is_of_update and self._is_loaded:
+            return KEEP_STATE
+        return (
+            "some code takes a worker's part of a tensor for the whole, or keeps or changes another"
+            " copy of it; use strategy=ddp"
+        )
 
     def _unsaved(self) -> list[str]:
         """Return the buffers that no checkpoint has and that a loaded model has lost."""
-        saved = self._whole.module.state_dict().keys() if self._when else ()
+        if not self._is_loaded:
+            return []
+        saved = self._whole.module.state_dict().keys()
         return [
             name
-            for name, buffer, own in self._both("buffers")
-            if self._when and name not in saved and not torch.equal(buffer, own)
+            for name, buffer, own in self._buffers()
+            if name not in saved and not torch.equal(buffer, own)
         ]
+
+    @property
+    def _when(self) -> str:
+        return ", after it was saved and loaded" if self._is_loaded else ""
 
     @contextlib.contextmanager
     def _failing(self, fix: str = "") -> Iterator[None]:
@@ -416,10 +442,10 @@ class _Comparison:
                 raise
             if self._config.is_sharded and not fix:
                 fix = "the whole model does not; use strategy=ddp"
-            raise RunFailed(
-                f"{_where(self._config)}: fails before the first epoch{self._when}"
-                f"{'; ' * bool(fix)}{fix}\n{type(error).__name__}: {first_line(error)}"
-            ) from error
+            fails = f"{_where(self._config)}: fails before the first epoch{self._when}"
+            if fix:
+                fails += f"; {fix}"
+            raise RunFailed(f"{fails}\n{secrets.said(error)}") from error
 
 
 def _as_held(full: Tensor, mine: Tensor) -> Tensor:

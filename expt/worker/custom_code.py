@@ -1,11 +1,14 @@
-"""Checks of custom code: untrained tensors after the first step, lost state at checkpoints."""
+"""Checks of custom code: outputs, metrics, untrained tensors and lost state."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -13,15 +16,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
+from expt.data.build import keep_doubles
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
+from expt.data.loader import Loader
 from expt.data.loading import named_leaves
-from expt.errors import ConfigError, listed, warn
+from expt.errors import ConfigError, described, listed, warn
 from expt.tasks.task import Task
 from expt.training import collectives, random_state
 from expt.training.callback import Callback
 from expt.training.learner import Learner, trained_names
 from expt.worker.rank_health import UNEQUAL
+
+FEW = 2
+"""Samples on which metrics are tried."""
 
 
 class FirstSteps:
@@ -65,9 +73,10 @@ class FirstSteps:
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
-        known, own = self._known(), changes.own_code() if self._is_custom else {}
-        watched = {**self._objects, **own}.items()
-        return {where: Watched(one, known, *_methods(one)) for where, one in watched}
+        watched, known = dict(self._objects), self._known()
+        if self._is_custom:
+            watched |= changes.own_code()
+        return {where: Watched(one, known, *_methods(one)) for where, one in watched.items()}
 
     def refuse_late(self) -> None:
         """Raise ConfigError for parameters that forward passes have made, resized or removed."""
@@ -163,3 +172,43 @@ def _methods(one: object) -> tuple[str, ...]:
     theirs = Task.state_dict, Optimizer.state_dict, Callback.state_dict
     own = isinstance(one, Task | Optimizer | Callback) and type(one).state_dict not in theirs
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()
+
+
+def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
+    """Check in the first forward pass that a custom model gives scores of the classes."""
+
+    def check(_: nn.Module, __: object, output: object) -> None:
+        hook.remove()
+        where = f"model._target_={target}: gives"
+        if not isinstance(output, torch.Tensor) or output.dim() != 2:
+            fix = "return one tensor, [samples, num_classes]"
+            raise ConfigError(f"{where} {described(output)}; {fix}")
+        outputs = output.shape[1]
+        gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
+        fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
+        if outputs < num_classes:
+            raise ConfigError(f"{gives}; {fix}")
+        if outputs > num_classes and warns:
+            warn(f"{gives}: the surplus ones are never right; {fix}")
+        totals = output.detach().float().sum(1)
+        if warns and output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
+            warn(f"{where} probabilities, and cross-entropy takes logits; leave out the softmax")
+
+    hook = module.register_forward_hook(check)
+
+
+@torch.no_grad()
+def check_metrics(learner: Learner, loader: Loader | None) -> None:
+    """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
+    if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
+        return
+    if loader is None or loader.is_stream:
+        return
+    keep_doubles(learner.module, [loader])
+    batch = next(loader.first(FEW))
+    with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        # A batch may change their state
+        module, task = copy.deepcopy((learner.evaluated, learner.task))
+        with learner.precision.autocast():
+            outputs = task.forward(module.eval(), batch)
+        learner.extra_metrics.try_out(task, outputs, batch)

@@ -43,6 +43,9 @@ from expt.training.learner import Position
 from expt.training.precision import is_finite
 from expt.worker import watchdog
 
+HAVE_BLOCKS = ("transformer", "resnet18", "unet")
+SHOWN_INDICES = 3
+FIX = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
 _CPU_MEMORY = re.compile(
     r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)"
 )
@@ -50,7 +53,7 @@ _CPU_MEMORY = re.compile(
 
 def in_words(error: Exception, config: RunConfig, *, trains: bool = True) -> Exception:
     """Return the ExptError that explains `error`, or `error` itself where none is known."""
-    known = error if isinstance(error, ExptError) else _known(error, str(error), config, trains)
+    known = error if isinstance(error, ExptError) else _explain(error, str(error), config, trains)
     if known is None:
         _note_batch(error, config)
         return error
@@ -64,10 +67,12 @@ def _note_batch(error: Exception, config: RunConfig) -> None:
     batch = _batch_in(frame for frame, _ in traceback.walk_tb(error.__traceback__))
     if batch is None or not hasattr(error, "add_note"):  # Python 3.10
         return
-    given = (f"{name} {described(tensor)}" for name, tensor in _named(batch))
+    given = (f"{name} {described(tensor)}" for name, tensor in _named_tensors(batch))
     model, task = (getattr(one, "target", one.name) for one in (config.model, config.task))
-    fix = _if_unequal(batch, config)
-    error.add_note(f"{NOTE}{model}, task={task}, given {', '.join(given)}{'; ' * bool(fix)}{fix}")
+    note = f"{NOTE}{model}, task={task}, given {', '.join(given)}"
+    if fix := _if_unequal(batch, config):
+        note += f"; {fix}"
+    error.add_note(note)
 
 
 def _batch_in(frames: Iterable[FrameType]) -> Batch | None:
@@ -92,11 +97,11 @@ def where_stuck(config: RunConfig) -> str:
     return f"{watchdog.main_stack().rstrip()}\n{fix}".rstrip()
 
 
-def _named(batch: Batch) -> list[tuple[str, Tensor]]:
+def _named_tensors(batch: Batch) -> list[tuple[str, Tensor]]:
     return [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
 
 
-def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> ExptError | None:
+def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> ExptError | None:
     if is_out_of_memory(error):
         fix = held_by_others() or _to_need_less(error, config, trains)
         return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
@@ -132,8 +137,9 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         text = f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
-        layers = f"; with strategy={config.strategy} all must call the same layers in each step"
-        return TimedOut(text + layers * config.is_sharded)
+        if config.is_sharded:
+            text += f"; with strategy={config.strategy} all must call the same layers in each step"
+        return TimedOut(text)
     return None
 
 
@@ -152,9 +158,6 @@ def _first_sentences(text: str) -> str:
     return ". ".join(line.split(". ")[:3])[:400].rstrip(".")
 
 
-HAVE_BLOCKS = ("transformer", "resnet18", "unet")
-
-
 def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
     """Return the settings that need less memory, by the cause of its size; see sized_by."""
     what, samples = getattr(error, "sized_by", ("batch_size", 0))
@@ -165,7 +168,8 @@ def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
         now = "the model takes it, whatever batch_size is"
     elif what == "eval_batch_size":
         now = f"an evaluation has {counted(samples, 'sample')} at a time (eval_batch_size)"
-        ways = [f"eval_batch_size={samples // 2}"] * (samples > 1)
+        if samples > 1:
+            ways = [f"eval_batch_size={samples // 2}"]
     else:
         now, ways = _with_fewer_samples(config, samples)
     if what != "model" and config.amp is False:
@@ -184,19 +188,23 @@ def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
 
 def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]]:
     """Return the samples that a step has at a time, in words, and ways to have fewer."""
-    dp = config.strategy == "dp"  # one worker shares its batch out among GPUs
-    size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
+    size, name = config.world_size, "workers"
+    if config.strategy == "dp":  # one worker shares its batch out among GPUs
+        size, name = config.num_gpus, "GPUs"
     each, parts = config.batch_size // size, config.micro_batches
     part, fits_itself = samples or each // parts, config.gradient_accumulation == "auto"
     now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
-    now += f", {part} at a time" if part != each else ""
+    if part != each:
+        now += f", {part} at a time"
     if part == 1 or (fits_itself and part < each):
         return now, []
     few = part // 2
     equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
-    fewer = [f"batch_size={few * parts * size}"]
-    or_auto = " (or auto)" * (config.strategy == "ddp")
-    return now, fewer if fits_itself else [f"gradient_accumulation={equal}{or_auto}", *fewer]
+    ways = [f"batch_size={few * parts * size}"]
+    if not fits_itself:
+        or_auto = " (or auto)" if config.strategy == "ddp" else ""
+        ways = [f"gradient_accumulation={equal}{or_auto}", *ways]
+    return now, ways
 
 
 def lost_peers(error: BaseException, worker: Worker) -> str | None:
@@ -208,10 +216,6 @@ def lost_peers(error: BaseException, worker: Worker) -> str | None:
     who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
     why = str(cause).strip().splitlines()[0]
     return f"{who} has lost the other workers: one has died, or the network is cut. ({why})"
-
-
-SHOWN_INDICES = 3
-FIX = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
 
 
 def fix_for(config: RunConfig) -> str:
@@ -269,14 +273,15 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
     """Return the tensors of a batch that are not finite by name, with a message where."""
     batch, indices = next(loader.epoch(epoch, skip=number)), loader.indices(epoch, number)
     found = {}
-    for name, tensor in _named(batch):
+    for name, tensor in _named_tensors(batch):
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
             rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""
             places = listed(map(str, rows), SHOWN_INDICES)
-            samples = f"training sample{'s' * (len(rows) > 1)} {places}"
+            samples = f"training {'samples' if len(rows) > 1 else 'sample'} {places}"
             value = tensor[tuple(bad[0])].item()
-            found[name] = f"{name}{column} of the {samples} hold{'s' * bool(column)} {value}"
+            holds = "holds" if column else "hold"
+            found[name] = f"{name}{column} of the {samples} {holds} {value}"
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expt import progress
 from expt.config import keys, own_code
@@ -51,6 +51,10 @@ ROUNDING = 0.01
 """How much a number may differ from the run's, relative to it, on another device for example."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
+PREFLIGHT_STEPS = 3
+"""The first is slower than the others."""
+SHORT_S, SHORT_STEPS = 0.02, 30
+"""Shorter steps than SHORT_S vary more: SHORT_STEPS of them are timed."""
 
 
 def measure_weights(
@@ -61,56 +65,67 @@ def measure_weights(
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     with sized_by("model"):
-        with progress.phase("loading the checkpoint"):
-            # Only rank 0 looks: the run may be under way, and ranks would find different files.
-            run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
-            found = located(run, which, compared=True) if is_first else None
-            record, file = collectives.from_rank_0(found, worker.device)
-            state: Any = read_together(file, worker, lambda _: read(file))
+        record, state = _read_run(evaluation, worker)
         beat()
-        model = rebuilt(record, state, worker.device, amp=config.amp)
+        model = rebuilt(record, state, worker.device, amp=config.amp).model
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     with sized_by("data"):
         data = _data(evaluation, config, Features.read(record["data"]), worker, beat)
     beat()
-    evaluation_data.keep_doubles(model.model, data.loaders)
-    compile_module(model.model, mode_of(config.compile, steps=0))
+    evaluation_data.keep_doubles(model, data.loaders)
+    compile_module(model, mode_of(config.compile, steps=0))
+    evaluator = _evaluator(config, model, data, worker)
+    load_task_state(evaluator.task, state["workers"], worker.device, worker.rank)
+    shows = config.tensorboard.images is not False
+    pictures = build_pictures(config, data.features) if shows else None
+    review = pictures.review() if pictures else None
+    names: Sequence[str] = data.features.targets.names
+    if review is None and config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
+        review = Review(len(names), keep=0)
+    began = time.perf_counter()
+    batches = build.evaluation_batches(data, evaluation.split, worker, beat)
+    values = evaluate(evaluator, batches, worker.device, review)
+    eval_s = time.perf_counter() - began
+    seen = review.gather() if review else None
+    if worker.rank:
+        return COMPLETED
+    about = _about(evaluation, state["position"], values, data)
+    _write_events(values, about, paths, pictures, seen)
+    if seen:
+        about["by_class"] = by_class(seen[0], names)
+    metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
+    if evaluation.own_data:
+        _warn_of_others(metrics, record, state, values.samples, config)
+    told = data.features.told
+    update_result(
+        paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
+    )
+    return COMPLETED
+
+
+def _read_run(evaluation: Evaluation, worker: Worker) -> tuple[Any, Any]:
+    """Return the record of the run, and the state of its checkpoint; a collective."""
+    with progress.phase("loading the checkpoint"):
+        # Only rank 0 looks: the run may be under way, and ranks would find different files.
+        run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
+        found = located(run, which, compared=True) if is_first else None
+        record, file = collectives.from_rank_0(found, worker.device)
+        return record, read_together(file, worker, lambda _: read(file))
+
+
+def _evaluator(
+    config: RunConfig, module: nn.Module, data: EvaluationData, worker: Worker
+) -> Evaluator:
     targets = data.features.targets
-    task = config.task.build(Facts(targets=targets))
-    load_task_state(task, state["workers"], worker.device, worker.rank)
-    evaluator = Evaluator(
-        module=model.model,
+    return Evaluator(
+        module=module,
         precision=Precision(config.amp, worker.device),
-        task=task,
-        strategy=Strategy(model.model),
+        task=config.task.build(Facts(targets=targets)),
+        strategy=Strategy(module),
         extra_metrics=extra_metrics.build(
             only_in_evaluations(config.task), worker.device, targets, warns=worker.rank == 0
         ),
     )
-    shows = config.tensorboard.images is not False
-    pictures = build_pictures(config, data.features) if shows else None
-    review = pictures.review() if pictures else None
-    names: Sequence[str] = targets.names
-    if config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
-        review = review or Review(len(names), keep=0)
-    began = time.perf_counter()
-    batches = build.with_beats(data, evaluation.split, worker, beat)
-    values = evaluate(evaluator, batches, worker.device, review)
-    eval_s = time.perf_counter() - began
-    seen = review.gather() if review else None
-    if worker.rank == 0:
-        about = _about(evaluation, state["position"], values, data)
-        _show(values, about, paths, pictures, seen)
-        if seen:
-            about["by_class"] = by_class(seen[0], names)
-        metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
-        if evaluation.own_data:
-            _warn_of_others(metrics, record, state, values.samples, config)
-        told = data.features.told
-        update_result(
-            paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
-        )
-    return COMPLETED
 
 
 def _warn_of_others(
@@ -129,11 +144,11 @@ def _warn_of_others(
     changed = _changed(record["config"], now)
     for tag, value in metrics.items():
         name, _, split = tag.rpartition("/")
-        if split == "train" or any(
-            f"{key}.".startswith(f"task.metrics.{name}.") for key in changed
-        ):
-            continue  # the run's is a mean over steps, or another metric's
-        if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
+        is_another = any(f"{key}.".startswith(f"task.metrics.{name}.") for key in changed)
+        if split == "train" or is_another:  # the run's is a mean over steps, or another metric's
+            continue
+        was = known.get(tag, value)
+        if math.isfinite(was) and not math.isclose(value, was, **near):
             values = f"{decimals(value)} here, and {decimals(was)}"
             cause = _cause(record, changed)
             warn(f"{tag}: {values} where the run measured these weights; {cause}")
@@ -155,10 +170,12 @@ def _changed(then: Mapping[str, Any], now: RunConfig) -> list[str]:
 
 def _cause(record: Any, changed: Sequence[str]) -> str:
     """Return why numbers may be others than the run's: that which has changed since, if it has."""
-    source = own_code.has_other_source(record) * ["the source of its classes has changed"]
     imported, versions = record.get("distributions", {}), provenance.other_versions(record)
-    if found := [*source, *(versions[key] for key in versions if key in imported)]:
-        return "; ".join(found)
+    causes = [versions[key] for key in versions if key in imported]
+    if own_code.has_other_source(record):
+        causes.insert(0, "the source of its classes has changed")
+    if causes:
+        return "; ".join(causes)
     settings = f"it has another {listed(changed)}, " if changed else ""
     return (
         f"{settings}a file that its classes read has changed, its samples or classes come in"
@@ -193,7 +210,7 @@ def _data(
         )
 
 
-def _show(
+def _write_events(
     values: Averages,
     about: EvaluationOf,
     paths: RunPaths,
@@ -228,18 +245,12 @@ def _about(
     return about
 
 
-PREFLIGHT_STEPS = 3
-"""The first is slower than the others."""
-SHORT_S, SHORT_STEPS = 0.02, 30
-"""Shorter steps than SHORT_S vary more: SHORT_STEPS of them are timed."""
-
-
 def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) -> str:
     """Train and evaluate on a few batches, write the times, and return "completed"."""
     run = Run(request, worker, beat=beat, compares=False)
     start_s = time.monotonic() - request.waited_since
-    steps_s = _steps(run)
-    eval_s = _evaluation(run, PREFLIGHT_STEPS)
+    steps_s = _time_steps(run)
+    eval_s = _time_evaluation(run, PREFLIGHT_STEPS)
     run.health.end_epoch(run.sums.values, wish=lambda: False)
     if worker.rank == 0:
         found = rank_health.scalars(run.health.readings).items()
@@ -255,7 +266,7 @@ def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) ->
     return COMPLETED
 
 
-def _steps(run: Run) -> list[float]:
+def _time_steps(run: Run) -> list[float]:
     """Return the seconds of each of the run's first steps."""
     steps_s: list[float] = []
     device, began, most = run.worker.device, time.perf_counter(), PREFLIGHT_STEPS
@@ -282,13 +293,13 @@ def _steps(run: Run) -> list[float]:
     return steps_s
 
 
-def _evaluation(run: Run, most: int) -> float:
+def _time_evaluation(run: Run, most: int) -> float:
     """Return the seconds that an evaluation would take, by its first batches."""
     loader = run.data.val if run.config.eval_split == "val" else run.data.test
     assert loader is not None
     seen = 0
 
-    def counted(batches: Any) -> Any:
+    def first(batches: Any) -> Any:
         nonlocal seen
         for batch in itertools.islice(batches, most):
             seen += batch.size
@@ -296,6 +307,6 @@ def _evaluation(run: Run, most: int) -> float:
             yield batch
 
     began = time.perf_counter()
-    evaluate(run.learner, counted(loader.evaluation()), run.worker.device)
+    evaluate(run.learner, first(loader.evaluation()), run.worker.device)
     mine = loader.size / run.worker.world_size
     return (time.perf_counter() - began) * max(1.0, mine / max(1, seen))

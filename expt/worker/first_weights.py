@@ -22,7 +22,7 @@ from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import load
 from expt.models import named
-from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, weights_in, what_fits
+from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
@@ -31,7 +31,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.optimizer_state import carry_over
 from expt.training.parameter_groups import members
-from expt.training.sharding import is_sharded, scattered
+from expt.training.sharding import is_sharded, scatter_state
 from expt.worker.checkpoints import Snapshot
 
 State = Mapping[str, Any]
@@ -59,7 +59,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
     fitting, about, known = _fitting(module, given) if worker.rank == 0 else (None, {}, {})
     own = module.state_dict()
     if any(map(is_sharded, own.values())):
-        load_some(module, scattered(fitting, own.get, worker.device))
+        load_some(module, scatter_state(fitting, own.get, worker.device))
     else:
         load_some(module, fitting or {})
         collectives.broadcast_parameters(module)
@@ -73,7 +73,7 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
     if not (every := weights_in(content, own.keys())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
     found = every[0]
-    state = renumbered(found.state, own)
+    state = renumber(found.state, own)
     fit = what_fits(module, state)
     fitting, misfits = {name: state[name] for name in fit.loaded}, fit.misfits()
     trained = {name for name, _ in module.named_parameters()}
@@ -105,7 +105,7 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
 
 def _is_right(given: Tensor, own: Tensor, trains: bool) -> bool:
     """Return whether weights are finite numbers of the model's kind; a mask may hold -inf."""
-    if given.is_floating_point() < own.is_floating_point():
+    if own.is_floating_point() and not given.is_floating_point():
         return False
     numbers = given.double() if given.is_floating_point() else given  # which float8 is not made for
     return not (numbers.isnan().any() or (trains and numbers.isinf().any()))
@@ -152,31 +152,31 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
     if isinstance(config.model, NamedModel) and config.model.pretrained and config.weights is None:
         scale = named.normalisation(config.model, module)
         if scale is not None:
-            _warn(config, "model.pretrained=true", *scale)
+            _warn_of_scale(config, "model.pretrained=true", *scale)
 
 
 def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
     """Warn where the run that wrote the weights was trained on other data."""
-    settings, about = (
-        one if isinstance(one := content.get(key), Mapping) else {} for key in ("config", "data")
-    )
-    trained_by = settings.get("dataset") or {}
-    if "mean" in trained_by:
-        _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
+    settings, about = content.get("config"), content.get("data")
+    dataset = (settings.get("dataset") if isinstance(settings, Mapping) else None) or {}
+    if "mean" in dataset:
+        _warn_of_scale(config, f"weights={config.weights}", dataset["mean"], dataset.get("std"))
+    if not isinstance(about, Mapping):
+        return
     with contextlib.suppress(ConfigError):  # of other files nothing is known
         for here, there in zip(Features.read(data), Features.read(about), strict=True):
             for why in here.differing(there):
                 warn(f"weights={config.weights}: {why}")
 
 
-def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:
-    ours = _shown(*(getattr(config.dataset, key, None) for key in ("mean", "std")))
-    theirs = _shown(mean, std)
+def _warn_of_scale(config: RunConfig, word: str, mean: Any, std: Any) -> None:
+    ours = _scale(*(getattr(config.dataset, key, None) for key in ("mean", "std")))
+    theirs = _scale(mean, std)
     if ours != theirs:
         warn(f"{word}: the weights were trained with {theirs}, and this run has {ours}")
 
 
-def _shown(mean: Any, std: Any) -> str:
+def _scale(mean: Any, std: Any) -> str:
     if mean is None or std is None:
         return "dataset.mean=null dataset.std=null"
     mean, std = (",".join(f"{value:g}" for value in values) for values in (mean, std))
@@ -201,9 +201,9 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
         was, new = _word(before["optimizer"]), _word(now["optimizer"])
         warn(f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh")
     # how often this schedule would have been advanced before
-    by_step = position.step - position.offset
-    by_epoch = position.epoch - position.is_within_epoch
-    place = by_epoch if learner.scheduler_interval == "epoch" else by_step
+    place = position.step - position.offset
+    if learner.scheduler_interval == "epoch":
+        place = position.epoch - 1 if position.is_within_epoch else position.epoch
     carry_over(
         learner.module,
         learner.optimizer,

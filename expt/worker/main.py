@@ -20,7 +20,7 @@ from expt.config import secrets
 from expt.config.constraints import plain
 from expt.config.schema import RunConfig
 from expt.errors import TimedOut
-from expt.machine import is_simulated
+from expt.gpus import is_simulated
 from expt.runs.failure import write_error
 from expt.runs.request import Evaluation, Meeting, RunRequest
 from expt.training import collectives, devices, patches, random_state

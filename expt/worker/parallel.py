@@ -22,9 +22,11 @@ from expt.training import batch_norm, collectives, patches, sharding, shared_mem
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
 from expt.training.precision import Autocast, Precision
-from expt.training.shared_memory import SharedMemory, average_gradients
+from expt.training.shared_memory import SharedMemory, average_bucket
 from expt.training.strategy import DDP, Fitting, Phased, Sharded, Strategy
 from expt.worker.rank_health import UNEQUAL
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
@@ -43,7 +45,11 @@ def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, list[Callable[[], None]]]:
     """Return the model with the wanted batch norms, and the collectives that end their step."""
-    if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
+    if (
+        config.batch_norm != "per_worker"
+        and worker.rank == 0
+        and not batch_norm.has_batch_norm(module)
+    ):
         warn(f"batch_norm={config.batch_norm}: has no effect, for the model has no batch norm")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
@@ -159,6 +165,7 @@ def build_strategy(
     optimizer: Optimizer,
     data: Data,
     worker: Worker,
+    *,
     phases: bool,
     begins: bool,
 ) -> Strategy:
@@ -166,7 +173,9 @@ def build_strategy(
     module, size, interleaved = built.module, worker.world_size, config.batch_norm != "per_worker"
     common = size, config.micro_batches, interleaved, built.after_step, built.memory
     if config.is_sharded:
-        own = _is_custom(config)
+        unused = None
+        if _is_custom(config):
+            unused = sharding.Unused(module, worker.device, bool(config.compile))
         return Sharded(
             module,
             *common,
@@ -174,7 +183,7 @@ def build_strategy(
             shards=shards_of(config, worker),
             blank=data.blank,
             reduces_each=config.sharding.reduce_each_part,
-            unused=sharding.Unused(module, worker.device, bool(config.compile)) if own else None,
+            unused=unused,
             outline=built.outline,
         )
     if config.gradient_accumulation == "auto":
@@ -215,7 +224,7 @@ def _distributed(
         else:
             parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
     elif built.memory:
-        parallel.register_comm_hook(built.memory, average_gradients)
+        parallel.register_comm_hook(built.memory, average_bucket)
     return parallel
 
 
@@ -230,7 +239,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     """
     if _is_custom(config):
         return True
-    norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
+    norms = filter(batch_norm.is_known, module.modules())
     statistics = _buffers_in(norms)
     return any(id(buffer) not in statistics for buffer in module.buffers())
 
@@ -302,7 +311,7 @@ def shard_model(
 
 def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
     """Return the dtype in which parameters are gathered; None is their own, with autocast."""
-    wanted, has_norms = config.sharding.param_dtype, batch_norm.is_in(module)
+    wanted, has_norms = config.sharding.param_dtype, batch_norm.has_batch_norm(module)
     if wanted == "auto":  # statistics of batch norms are float32
         return None if has_norms else precision.dtype
     dtype = _DTYPES[wanted]

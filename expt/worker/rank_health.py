@@ -101,7 +101,8 @@ class RankHealth:
         A collective, and after another one that follows when rank 0 has shown the readings.
         """
         shards = self._learner.strategy.shards
-        if not (ranks := unequal(self.readings, shards)) or self._rounds_differently:
+        ranks = unequal(self.readings, shards)
+        if not ranks or self._rounds_differently:
             return
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         first = "rank 0" if shards == 1 else "the first replica"
@@ -183,7 +184,8 @@ def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
             "ranks/unequal_weights": float(len(unequal(found, shards))),
         }
         share = statistics.fmean(one.all_reduce_share for one in found)
-        values |= {} if math.isnan(share) else {"ranks/all_reduce_share": share}
+        if not math.isnan(share):
+            values["ranks/all_reduce_share"] = share
     return values
 
 

@@ -69,8 +69,9 @@ class Record:
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """Log each tag's value after the last step; forget other tags of prefix `all_of`."""
         self._wait()
-        for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
-            del self._history.last[tag]
+        if all_of:
+            for tag in [tag for tag in self._history.last if tag.startswith(all_of)]:
+                del self._history.last[tag]
         self._history.last.update(values)
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)
@@ -206,11 +207,14 @@ class History:
 
     def leave_out(self, seconds: float) -> None:
         """Leave seconds of the epoch out, in which nothing was trained."""
-        self._earlier_s -= seconds if self._began is not None else 0.0
+        if self._began is not None:
+            self._earlier_s -= seconds
 
     @property
     def _of_epoch_s(self) -> float:
-        return self._earlier_s + (self._clock() - self._began if self._began is not None else 0.0)
+        if self._began is None:
+            return self._earlier_s
+        return self._earlier_s + (self._clock() - self._began)
 
     @property
     def trained_s(self) -> float:
@@ -269,8 +273,9 @@ class History:
 
 def is_better(value: float, than: float | None, better: Better) -> bool:
     """Return whether `value` is finite and better `than` another."""
-    is_better = than is None or (value < than if better == "min" else value > than)
-    return math.isfinite(value) and is_better
+    if not math.isfinite(value):
+        return False
+    return than is None or (value < than if better == "min" else value > than)
 
 
 class EarlyStop:
@@ -316,8 +321,8 @@ class EarlyStop:
     @property
     def may_be_due(self) -> bool:
         """True if the run may end by it after one more evaluation."""
-        can_be_enough = self._threshold is not None
-        return self.is_time_up or self._waited + 1 >= self._patience or can_be_enough
+        has_threshold = self._threshold is not None
+        return self.is_time_up or has_threshold or self._waited + 1 >= self._patience
 
     @property
     def reason(self) -> str:

@@ -79,8 +79,8 @@ class Run:
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
-        self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
-        self.sums.redoes = self.learner.strategy.repeats_steps
+        skips, repeats = config.on_nan == "skip", self.learner.strategy.repeats_steps
+        self.sums = Sums(self.learner.task, worker.device, finite_only=skips, repeats_steps=repeats)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best = False
@@ -371,7 +371,7 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         review = self.observer.review()
-        batches = build.with_beats(loader, split, self.worker, self.beat)
+        batches = build.evaluation_batches(loader, split, self.worker, self.beat)
         batches = self._batch_checks.of_evaluation(batches)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began

@@ -19,20 +19,29 @@ from expt.training.learner import Learner, Position
 from expt.training.parameter_groups import rate_of
 from expt.worker.record import History
 
+MEET_EVERY_S = 0.3
+WISHES = ("save", "evaluate", "end")
+TRACED_STEPS = 5
+OPERATORS = 10
+"""The rows of a profile's table."""
+
 
 class Steps:
-    """The steps of one worker; `typed_at` is the begin of the run, by time.monotonic."""
+    """The steps of one worker; a user has waited for the first since `waited_since`.
+
+    That is a time of time.monotonic.
+    """
 
     def __init__(
         self,
         learner: Learner,
         device: torch.device,
-        typed_at: float,
+        waited_since: float,
         beat: Callable[[], None],
         profiler: StepProfiler | None,
     ) -> None:
-        self._learner, self._device, self._typed_at = learner, device, typed_at
-        self._beat, self._profiler = beat, profiler
+        self._learner, self._device = learner, device
+        self._waited_since, self._beat, self._profiler = waited_since, beat, profiler
         self._step: progress.Phase | None = None
         self.lr = 0.0
         """The learning rate of the last step."""
@@ -55,7 +64,7 @@ class Steps:
             self._step.name = "a step"
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            self.first_s = time.monotonic() - self._typed_at
+            self.first_s = time.monotonic() - self._waited_since
         if self._profiler:
             self._profiler.step()
 
@@ -78,9 +87,9 @@ class Times:
     def by_steps(self, position: Position) -> set[str]:
         """Return the actions that are due after the last step by its number."""
         config, ends_epoch = self._config, not position.is_within_epoch
-        saves = ends_epoch and _is_one(position.epoch, config.checkpoint.every_epochs)
-        saves |= _is_one(position.step, config.checkpoint.every_steps)
-        by_step = _is_one(position.step, config.eval_every_steps)
+        saves = ends_epoch and _is_multiple(position.epoch, config.checkpoint.every_epochs)
+        saves |= _is_multiple(position.step, config.checkpoint.every_steps)
+        by_step = _is_multiple(position.step, config.eval_every_steps)
         evaluates = ends_epoch if config.evaluates_epochs else by_step
         return {name for name, due in (("evaluate", evaluates), ("save", saves)) if due}
 
@@ -89,27 +98,25 @@ class Times:
         config, due = self._config, set[str]()
         if self._clock() - self._saved_at > _seconds(config.checkpoint.every_minutes):
             due.add("save")
-        if trained is None or config.eval_every_minutes is config.max_minutes is None:
+        if trained is None or (config.eval_every_minutes is None and config.max_minutes is None):
             return due
         if trained.unevaluated_s >= _seconds(config.eval_every_minutes):
             due.add("evaluate")
-        return due | ({"end"} if self.is_over(trained.trained_s) else set())
+        if self.is_over(trained.trained_s):
+            due.add("end")
+        return due
 
     def is_over(self, trained_s: float) -> bool:
         """Return whether the run ends after `trained_s` seconds of training."""
         return trained_s >= _seconds(self._config.max_minutes)
 
 
-def _is_one(number: int, every: int | None) -> bool:
+def _is_multiple(number: int, every: int | None) -> bool:
     return every is not None and number % every == 0
 
 
 def _seconds(minutes: float | None) -> float:
     return math.inf if minutes is None else minutes * 60
-
-
-MEET_EVERY_S = 0.3
-WISHES = ("save", "evaluate", "end")
 
 
 class Agreement:
@@ -146,10 +153,6 @@ class Agreement:
             self._due = max(1, min(1000, int(MEET_EVERY_S / max(slowest_s, 1e-6))))
         self.stopping |= stop
         return wishes
-
-
-TRACED_STEPS = 5
-OPERATORS = 10
 
 
 class StepProfiler:

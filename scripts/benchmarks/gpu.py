@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from expt.machine import MPS_DAEMON
+from expt.gpus import MPS_DAEMON
 from scripts.benchmarks.bench import Bench, warm_epoch_s
 from scripts.benchmarks.comparison import OURS, Comparison
 from scripts.benchmarks.data import TRAIN_IMAGES

@@ -18,8 +18,8 @@ from typing import Any, cast
 from expt.command import main as command
 from expt.command import sweep
 from expt.command.sweep_folder import SweepFolder
-from expt.launch.job import Observer, Options
-from expt.launch.pool import Pool
+from expt.launch.job import Observer
+from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
 from expt.runs.result import Objective, update_result
@@ -64,7 +64,7 @@ def main(points: int, folder: str, typed_at: float) -> None:
         return Ended()
 
     def pool(observer: Observer) -> Pool:
-        return Pool(MACHINE, Options(), observer, start=cast(Any, start))
+        return Pool(MACHINE, PoolOptions(), observer, start=cast(Any, start))
 
     class Simulated(sweep.Sweep):
         def open(self) -> SweepFolder:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from expt.machine import visible_gpus
+from expt.gpus import visible
 from scripts.benchmarks.memory import children, tree_below
 from scripts.benchmarks.systems import environment
 from scripts.cards.parts import PARTS, Row
@@ -39,7 +39,7 @@ def main() -> None:
     """
     args = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its part ends, too
-    if not visible_gpus():
+    if not visible().gpus:
         print("error: torch sees no GPU here; scripts/soft_gpu gives soft ones", file=sys.stderr)
         sys.exit(2)
     is_software = soft_gpu.is_preloaded(os.environ)

@@ -12,7 +12,7 @@ from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import Identity, shown
 from expt.config.own_code import Imported, hash_now
 from expt.errors import ConfigError
-from expt.launch.job import QUEUED, request_of
+from expt.launch.job import QUEUED
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Objective, create_result, update_result
@@ -29,7 +29,7 @@ def runs(folder: Path, *words: str, first: int = 0) -> list[SweepRun]:
 
 
 def complete(run: SweepRun, value: float) -> None:
-    request = request_of(run.job)
+    request = run.job.asked
     create_result(run.job.paths, identity=request.identity.digest, arguments=run.words)
     objective = Objective(name="accuracy/val", value=value)
     update_result(run.job.paths, status=COMPLETED, objective=objective)
@@ -125,7 +125,7 @@ def test_each_run_is_in_a_folder_that_says_what_differs(tmp_path: Path) -> None:
     composed = second.configuration()
     assert composed.hydra.job.num == 6
     assert composed.hydra.runtime.output_dir == str(tmp_path / "seed=1")
-    config = request_of(second.job).config
+    config = second.job.asked.config
     assert (config.seed, config.epochs, config.threads) == (1, 2, 1), "a worker has one thread"
     assert second.about["overrides"] == {"seed": 1, "epochs": 2}
     assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
@@ -135,9 +135,9 @@ def test_each_run_is_in_a_folder_that_says_what_differs(tmp_path: Path) -> None:
 
 def test_a_value_may_be_of_hydras_own_part(tmp_path: Path) -> None:
     about = "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"
-    found = [request_of(run.job).config for run in runs(tmp_path, "seed=0,1", about)]
+    found = [run.job.asked.config for run in runs(tmp_path, "seed=0,1", about)]
     expected = [f"{number} {tmp_path}/seed={number}" for number in (0, 1)]
-    assert [config.mlflow.experiment for config in found] == expected
+    assert [config.trackers["mlflow"].experiment for config in found] == expected
 
 
 def test_a_run_that_cannot_be_composed_is_refused_by_itself(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path) -> Non
 def test_of_runs_that_resume_one_the_same_one_further_is_that_run(tmp_path: Path) -> None:
     """Each by its own settings, though all have the same data and code."""
     (first,) = runs(tmp_path / "first", "seed=0")
-    known = request_of(first.job)
+    known = first.job.asked
     config = shown(known.config)
     digest, content = known.identity.digest, known.identity.content
     create_result(first.job.paths, identity=digest, content=content, config=config)
     words = (f"resume='{first.job.paths.folder}'", "epochs=20", "seed=1,0")
-    other, same = (request_of(run.job) for run in runs(tmp_path / "sweep", *words))
+    other, same = (run.job.asked for run in runs(tmp_path / "sweep", *words))
     for asked, is_same in ((other, False), (same, True)):
         in_one_go = dataclasses.replace(asked.config, resume=None)
         assert (asked.identity == Identity.of(in_one_go, content)) == is_same
@@ -190,7 +190,7 @@ def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, c
 def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, capsys: Capture) -> None:
     create_result(RunPaths(tmp_path / "seed=0"), identity="other", arguments=["epochs=3"])
     (run,) = runs(tmp_path, "seed=range(1)")
-    key = request_of(run.job).identity.digest
+    key = run.job.asked.identity.digest
     assert run.job.paths.folder == tmp_path / f"seed=0,{key}"
     (tmp_path / "seed=0/result.json").write_text("{")
     assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from expt.config.constraints import Target
+from expt.config.constraints import Target, typed
 from expt.config.identity import REPEATED, Content, Identity, digest, shown, typed_hyperparameters
 from expt.config.key_types import choices_of
 from expt.config.keys import (
@@ -18,7 +18,6 @@ from expt.config.keys import (
     effects_in_words,
     evaluation_values,
     flat,
-    typed,
     without_effect,
 )
 from expt.config.parse import parse, recorded, settings_of

@@ -19,7 +19,8 @@ from expt.dashboards.pictures import Review
 from expt.dashboards.tensorboard import LayerValues
 from expt.data.loading import Batch
 from expt.errors import ExptError
-from expt.machine import detect, gpu_uuid, visible_gpus
+from expt.gpus import gpu_uuid, visible
+from expt.machine import detect
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
@@ -55,7 +56,7 @@ def assert_losses_agree(one: RunFolder, other: RunFolder, within: float) -> None
 
 def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
     result = trained("gpus=1", "amp=true", "epochs=1").result
-    expected = ("completed", [visible_gpus()[0]], 1)
+    expected = ("completed", [visible().gpus[0]], 1)
     assert (result["status"], result["devices"], result["world_size"]) == expected
     assert result["metrics"]["accuracy/val"] > 0.3
     assert result["metrics"]["memory/gpu_mib"] > 0
@@ -305,7 +306,7 @@ def test_the_rank_at_fault_is_named_at_once(
 
 
 def test_each_gpu_has_a_uuid() -> None:
-    uuids = [gpu_uuid(name) for name in visible_gpus()]
+    uuids = [gpu_uuid(name) for name in visible().gpus]
     assert len(set(uuids)) == len(uuids) == torch.cuda.device_count()
     assert all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids)
     found = f"GPU-{torch.cuda.get_device_properties(0).uuid}"

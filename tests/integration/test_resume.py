@@ -17,6 +17,7 @@ from expt.command.rerun import config_at_start
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.runs.view.text import Console
 from scripts.stress import carried
 from tests.conftest import Trained
@@ -154,7 +155,7 @@ def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained
     assert [point.step for point in tags] == [10, 20, 30]
     for epochs in (4, 5):  # a rerun begins from the file, too
         longer = trained("resume=auto", f"epochs={epochs}", name="new")
-        assert config_at_start(longer.result, longer.paths).resume == source
+        assert config_at_start(read_result(longer.paths), longer.paths).resume == source
 
 
 def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

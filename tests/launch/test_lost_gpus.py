@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expt.errors import DeviceFull, DeviceLost, OutOfMemory, RunFailed
-from expt.launch.job import Job, request_of
+from expt.launch.job import Job
 from expt.launch.pool import LEFT_ALONE_S
 from expt.runs.attempt import Attempt
 from expt.runs.result import COMPLETED, FAILED, create_result, read_result
@@ -164,7 +164,7 @@ def test_a_gpu_on_which_another_run_trains_is_not_to_blame(world: World) -> None
 def resumed(world: World, name: str, **config: Any) -> Job:
     """Return a run that an earlier command has begun, and which failed."""
     job = world.job(name, may_have_run=True, gpus=1, **config)
-    identity = request_of(job).identity.digest
+    identity = job.asked.identity.digest
     create_result(job.paths, may_exist=False, status=FAILED, identity=identity, attempts=1)
     job.paths.checkpoints.mkdir()
     job.paths.logs(0).mkdir(parents=True)

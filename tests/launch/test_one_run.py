@@ -8,8 +8,8 @@ import pytest
 import expt
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch import one_run
-from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
+from expt.launch.pool import PoolOptions
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.failure import LOG, RAISED
@@ -65,10 +65,10 @@ METRICS = {"start_s": 1.0, "first_step_s": 0.5, "step_s": 0.1, "eval_s": 2.0}
 
 def test_small_runs_share_a_machine_large_ones_wait(configured: Configured) -> None:
     small, large = configured("world_size=1", "threads=1"), configured("world_size=2", "threads=1")
-    assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, Options()) == 5.0
-    assert together_s([(small, 3.0), (small, 5.0), (large, 10.0)], TWO_CORES, Options()) == 15.0
-    assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, Options(max_concurrent=1)) == 8.0
-    assert together_s([], TWO_CORES, Options()) == 0.0
+    assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, PoolOptions()) == 5.0
+    assert together_s([(small, 3.0), (small, 5.0), (large, 10.0)], TWO_CORES, PoolOptions()) == 15.0
+    assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, PoolOptions(max_concurrent=1)) == 8.0
+    assert together_s([], TWO_CORES, PoolOptions()) == 0.0
 
 
 def test_estimated_time_counts_steps_left(tmp_path: Path, monkeypatch: Patch) -> None:

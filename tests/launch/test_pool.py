@@ -24,9 +24,9 @@ from expt.errors import (
     WorkersLost,
 )
 from expt.launch import pool
-from expt.launch.job import Job, Observer, Options
+from expt.launch.job import Job, Observer
 from expt.launch.packing import GpuLocks
-from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool
+from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import paths, result
 from expt.runs.attempt import Attempt
@@ -157,7 +157,7 @@ class World:
         machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
         how: Any = {"start": self.start, "clock": self.clock}
         return Pool(
-            machine, Options(**options), self.told, waits_for_folders=waits_for_folders, **how
+            machine, PoolOptions(**options), self.told, waits_for_folders=waits_for_folders, **how
         )
 
     def run(self, *jobs: Job, **machine: Any) -> None:

@@ -126,7 +126,7 @@ def test_a_worker_uses_the_gpu_of_its_place_on_its_node(
     gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(machine, "detect", lambda: Machine(gpus=("0", "1")))
-    monkeypatch.setattr(machine, "gpu_uuid", lambda gpu: f"GPU-{gpu}")
+    monkeypatch.setattr(torchrun, "gpu_uuid", lambda gpu: f"GPU-{gpu}")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     config = request(tmp_path, gpus=gpus, world_size=2).config
     assert torchrun._use(config) == Answer(2, [(gpu, f"GPU-{gpu}") for gpu in used])

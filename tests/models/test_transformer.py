@@ -8,7 +8,7 @@ import torch
 from expt.config import groups
 from expt.errors import ConfigError, DataError
 from expt.models.build import build
-from expt.models.transformer import Transformer, rotated, rotations
+from expt.models.transformer import Transformer, rotate, rotations
 from tests import models as features
 
 DEFAULT = groups.DefaultInit(name="default")
@@ -58,15 +58,15 @@ def test_a_decoder_as_llama_is() -> None:
 def test_rotary_positions_are_a_matter_of_distance() -> None:
     rotation = rotations(9, 8, torch.device("cpu"))
     query, key = torch.randn(2, 8)
-    queries, keys = (rotated(each.expand(1, 9, 8), rotation)[0] for each in (query, key))
+    queries, keys = (rotate(each.expand(1, 9, 8), rotation)[0] for each in (query, key))
     scores = queries @ keys.T
     assert torch.allclose(scores[5, 3], scores[8, 6], atol=1e-5)
     assert not torch.allclose(scores[5, 3], scores[5, 2], atol=1e-3)
     assert torch.allclose(queries.norm(dim=1), query.norm().expand(9)), "turned, not stretched"
-    assert torch.equal(rotated(query.expand(1, 9, 8), rotation)[0, 0], query), (
+    assert torch.equal(rotate(query.expand(1, 9, 8), rotation)[0, 0], query), (
         "the first is where it was"
     )
-    assert rotated(torch.zeros(1, 9, 8, dtype=torch.bfloat16), rotation).dtype == torch.bfloat16
+    assert rotate(torch.zeros(1, 9, 8, dtype=torch.bfloat16), rotation).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("size", "vocab_size", "millions"), [

@@ -13,7 +13,7 @@ import pytest
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
-from expt.planning.plan import planned
+from expt.planning.plan import footprints
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
         )
     off = dict[str, float]()
     for name, config in configs.items():  # after all forks, which autograd's threads forbid
-        found = planned(config)
+        found = footprints(config)
         wanted = config.strategy, "checkpointed" in name
         plan = next(each for each in found.plans if (each.strategy, each.checkpointed) == wanted)
         off[name] = plan.total / measured[name] - 1

@@ -14,7 +14,7 @@ import pytest
 from expt.config.search import Search as Settings
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
-from expt.launch.job import Job, request_of
+from expt.launch.job import Job
 from expt.runs.attempt import record_end
 from expt.runs.metrics_file import MetricsReader, MetricsWriter
 from expt.runs.paths import RunPaths, at_work
@@ -301,7 +301,7 @@ class Machine:
 
     def _train(self, job: Job) -> None:
         """Leave behind what workers do, from moment to moment."""
-        asked, paths = request_of(job), job.paths
+        asked, paths = job.asked, job.paths
         done = len(list(paths.checkpoints.glob("epoch*")))  # a checkpoint of each, as it were
         self.starts.append((job.name, done, asked.until_epoch))
         self._moment()
@@ -378,7 +378,7 @@ def test_a_promoted_trial_is_not_promoted_once_more_while_it_runs(tmp_path: Path
         assert job
         machine._train(job)
     found = [next(machine.search) for _ in range(3)]
-    assert [request_of(job).until_epoch for job in found if job] == [3, 1, 1]
+    assert [job.asked.until_epoch for job in found if job] == [3, 1, 1]
     assert len({*found}) == 3, "the best of three, and two new ones"
 
 

@@ -2,6 +2,7 @@
 them all.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,6 +219,13 @@ def test_a_metric_in_deviations_and_one_that_is_nan_are_said_once(capfd: Capture
     for _ in range(2):
         assert values_of(Squares(), [as_pairs], error) == {"error": 0.0}
     assert capfd.readouterr().err.count("measured on standardised targets") == 1
+
+
+def test_metrics_that_are_nan_are_named_in_their_order(capfd: Capture) -> None:
+    names, below = [*"stuvwxyz"], torch.tensor([-2.0, -3.0])
+    logs = {name: torchmetrics.MeanSquaredLogError() for name in names}
+    values_of(Squares(), [Batch(below, below, 2)], ExtraMetrics(logs, warns=True))
+    assert re.findall(r"task\.metrics\.(\w+)", capfd.readouterr().err) == names
 
 
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from expt.config import groups
 from expt.training import optim
-from expt.training.optimizer_state import adapted, as_built, carry_over
+from expt.training.optimizer_state import adapt, as_built, carry_over
 
 SGD: Any = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
 ADAM: Any = {"name": "adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
@@ -176,6 +176,6 @@ def test_what_a_custom_optimizer_adds_goes_to_the_device_of_the_parameters(keys:
     """torch's own state as torch does it; a count of steps stays on the host."""
     optimizer = torch.optim.SGD(nn.Linear(2, 2, device="meta").parameters(), lr=0.1)
     state = {**keys, "slow": [torch.ones(2)], "inner": {"step": torch.ones(())}}
-    found = adapted(optimizer, state)
+    found = adapt(optimizer, state)
     assert (found["slow"][0].device.type, found["inner"]["step"].device.type) == ("meta", "cpu")
     assert found.keys() == state.keys()

@@ -74,7 +74,7 @@ def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
     grads = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     grads[0].grad = mine.clone()
     grads[1].grad = None if rank else torch.tensor([3.0, 6.0])
-    collectives.average_gradients(None, grads)
+    collectives.average_gradients(grads)
     return {
         "grads": [None if one.grad is None else one.grad.tolist() for one in grads],
         "sum": collectives.sum_across_workers(mine).tolist(),

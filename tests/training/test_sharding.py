@@ -14,7 +14,7 @@ from expt.models.vision import MLP, ConvNet, ResNet18
 from expt.runs.checkpoint import map_leaves
 from expt.training import sharding
 from expt.training.collectives import Worker
-from expt.training.sharding import is_sharded, scattered, whole
+from expt.training.sharding import is_sharded, scatter_state, whole
 from tests.ranks import together
 
 IMAGES: Any = {"channels": 1, "image_size": (8, 8), "num_classes": 10}
@@ -128,7 +128,7 @@ def test_tensors_arrive_whatever_their_strides(sharded: bool, tmp_path: Path) ->
             else None
         )
         state = states() if worker.rank == 0 else None
-        found = scattered(state, lambda place: pattern, worker.device)
+        found = scatter_state(state, lambda place: pattern, worker.device)
         parts = list[bool]()
         map_leaves(lambda _, value: parts.append(is_sharded(value)), found)
         return map_leaves(lambda _, value: listed(value), found), parts

@@ -11,7 +11,7 @@ import torch
 from expt.errors import RunFailed, TimedOut
 from expt.training import shared_memory
 from expt.training.collectives import Worker
-from expt.training.shared_memory import SharedMemory, _allocated, _mapped, _place_of
+from expt.training.shared_memory import SharedMemory, _allocate, _map_at, _place_of
 from tests.facade import Patch
 from tests.ranks import together
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.cpu("workers on cards share no memory")
 
 
 def test_it_has_no_name_from_its_first_moment() -> None:
-    mine, problem = _allocated(4096)
+    mine, problem = _allocate(4096)
     assert mine is not None, problem
     with mine:
         assert (os.fstat(mine.fileno()).st_nlink, os.fstat(mine.fileno()).st_size) == (0, 4096)
         place = _place_of(mine)
         assert place is not None
-        theirs, refusal = _mapped(place, 4096)
+        theirs, refusal = _map_at(place, 4096)
         assert refusal is None
         assert theirs is not None
         os.pwrite(mine.fileno(), b"seen", 8)
@@ -38,7 +38,7 @@ def test_where_there_is_no_room_there_is_none(monkeypatch: Patch) -> None:
 
     for call in ("posix_fallocate", "memfd_create"):
         monkeypatch.setattr(os, call, full)
-        assert _allocated(4096) == (None, "[Errno 28] No space left on device")
+        assert _allocate(4096) == (None, "[Errno 28] No space left on device")
     assert _place_of(None) is None
 
 
@@ -47,9 +47,9 @@ def test_what_another_process_has_under_that_number_is_left_alone() -> None:
         place, elsewhere = _place_of(mine), _place_of(other)
         assert place is not None
         assert elsewhere is not None
-        mapped, problem = _mapped(place._replace(path=elsewhere.path), 4096)
+        mapped, problem = _map_at(place._replace(path=elsewhere.path), 4096)
         assert (mapped, problem) == (None, f"{elsewhere.path} is not that of rank 0")
-        mapped, problem = _mapped(place._replace(path="/proc/1/fd/none"), 4096)
+        mapped, problem = _map_at(place._replace(path="/proc/1/fd/none"), 4096)
         assert mapped is None
         assert problem
 
@@ -59,9 +59,9 @@ def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
 
     def refusal(worker: Worker, *, room: bool) -> str:
         if worker.rank == 1:
-            shared_memory._mapped = lambda place, size: (None, "no such place")
+            shared_memory._map_at = lambda place, size: (None, "no such place")
         if not room:
-            shared_memory._allocated = lambda size: (None, "File too large")
+            shared_memory._allocate = lambda size: (None, "File too large")
         try:
             SharedMemory(rank=worker.rank, world_size=3, timeout_s=5.0)
         except RunFailed as error:

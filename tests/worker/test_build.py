@@ -29,7 +29,8 @@ from expt.inference import load
 from expt.machine import Machine
 from expt.training.learner import Learner
 from expt.worker import build, parallel
-from expt.worker.build import build_data, build_learner, check_first_output
+from expt.worker.build import build_data, build_learner
+from expt.worker.custom_code import check_first_output
 from tests.composing import composed
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed

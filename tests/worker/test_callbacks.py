@@ -95,8 +95,8 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
         with pytest.raises(
             ValueError, match=f"^the tag '{tag}' is reserved; use another, such as 'mine/"
         ):
-            callbacks._own(tag)
-    assert callbacks._own("mine/loss") == "mine/loss"
+            callbacks._checked(tag)
+    assert callbacks._checked("mine/loss") == "mine/loss"
 
 
 @pytest.mark.parametrize(

@@ -550,4 +550,4 @@ def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None
         learner=None,
         beat=lambda: None,
     )
-    assert evaluation._evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)
+    assert evaluation._time_evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)

@@ -12,10 +12,10 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from expt import machine
+from expt import gpus
 from expt.config.parse import parse
 from expt.errors import ConfigError, DeviceLost
-from expt.machine import SIMULATED_GPUS, Machine
+from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.training import devices, random_state
 from expt.training.precision import Autocast, Precision, precision_kept, set_precision
@@ -33,7 +33,7 @@ ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_S
 
 @pytest.fixture
 def _alone(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(SIMULATED_GPUS, raising=False)
+    monkeypatch.delenv(gpus.SIMULATED_GPUS, raising=False)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
@@ -59,7 +59,7 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "init", without_cuda)
     with pytest.raises(ConfigError, match=r"^Torch not compiled with CUDA enabled; "):
         main.run_as(worker, request_of(config, tmp_path))
-    monkeypatch.setenv(SIMULATED_GPUS, "1")
+    monkeypatch.setenv(gpus.SIMULATED_GPUS, "1")
     assert main.worker_of_environment(config).device == torch.device("cpu")
 
 
@@ -68,7 +68,7 @@ def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8, 8))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    monkeypatch.setattr(machine, "_gpus", lambda: [(f"GPU-{index}", "") for index in range(8)])
+    monkeypatch.setattr(gpus, "_gpus", lambda: [(f"GPU-{index}", "") for index in range(8)])
     with devices.in_use([0]), pytest.raises(DeviceLost) as lost, devices.in_use([0, 1]):
         pass
     assert [*lost.value.gpus] == ["6"]
