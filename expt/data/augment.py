@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
 _FIRST_TURN_SEED = 20_261_123  # sets apart which images begin mirrored
+_MIXING_SEED = 20_261_123  # sets the mixing apart from both
 _BITS = 15  # of each random number: those of int16
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
@@ -111,9 +112,6 @@ def _reflected(places: Tensor, length: int) -> Tensor:
 def _scaled(drawn: Tensor, number: int) -> Tensor:
     """Random integers from 0 to number - 1, int64 [b, 1]."""
     return (drawn.long() * number >> _BITS)[:, None]
-
-
-_MIXING_SEED = 20_261_123  # sets these numbers apart from the order and the augmentation
 
 
 class Box(NamedTuple):

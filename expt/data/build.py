@@ -16,7 +16,7 @@ from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
-from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
+from expt.data.loading import Batch, LoaderOptions, mapped
 from expt.data.source import Source
 from expt.errors import ConfigError, DataError, counted, described, listed, warn
 from expt.features import Features
@@ -52,11 +52,11 @@ class DataInfo:
         return {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The `data` of a record."""
         more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
         some = {name: one for name, one in more.items() if one}
-        return {**self.features.told, **self.sizes, **some}
+        return {**self.features.record, **self.sizes, **some}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,18 @@ class Data:
         loaders = self.train, self.val, self.test
         if not keep_doubles(module, (each for each in loaders if each is not None)):
             return self
-        return dataclasses.replace(self, example=of_type(module, self.example))
+        return dataclasses.replace(self, example=in_its_type(module, self.example))
+
+
+def in_its_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not _is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
+
+
+def _is_double(module: nn.Module) -> bool:
+    return any(one.dtype == torch.float64 for one in module.parameters())
 
 
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
@@ -88,7 +99,7 @@ def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
 
     Call it before anything is read.
     """
-    stays = is_double(module)
+    stays = _is_double(module)
     for loader in loaders:
         loader.stay_double = stays
     return stays
@@ -208,9 +219,9 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
     inputs = source.example[0]
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
+            effect = "cuts images" if key == "cutmix" else "adds tensors"
             raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f"{key}={value}: {effect}, and a sample's inputs are {described(inputs)}; use"
                 f" {key}=null"
             )
     number = source.features.shapes.get("num_classes", 0)

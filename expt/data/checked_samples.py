@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,21 @@ from expt.config import secrets, user_class
 from expt.config.own_code import place_of
 from expt.data import changes
 from expt.data.image_files import in_mode
-from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
+from expt.data.seeding import preserved_generators, seed_all
+from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described, listed
 from expt.features.feature import labelled
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError for a wrong one."""
 
 
+LIMIT_S = 0.2
+"""Seconds in which samples are read, to see whether that changes anything."""
+_LOOKED_AT = 400
+"""Samples that are read for that, if there is time."""
+_DRAW = (
+    "draw from the global generators of torch, NumPy and Python, which are seeded for each sample"
+)
 WITHOUT_GPU = (
     "a reading process can't use a GPU: let the dataset return tensors of the CPU, or use"
     " dataset.num_workers=0"
@@ -54,9 +64,9 @@ def read_all(dataset: Dataset[Any], check: Check, indices: Sequence[int]) -> lis
     return [checked(check, index, read(dataset, index)) for index in indices]
 
 
-def without_gpu(told: str) -> str:
+def without_gpu(message: str) -> str:
     """Return the fix for an error of CUDA in a reading process; empty for any other."""
-    return WITHOUT_GPU if "CUDA" in told and get_worker_info() else ""
+    return WITHOUT_GPU if "CUDA" in message and get_worker_info() else ""
 
 
 def in_words(error: Exception, whose: str) -> Exception:
@@ -67,11 +77,11 @@ def in_words(error: Exception, whose: str) -> Exception:
     """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
-    told, where = secrets.said(error), place_of(error)
-    if fix := without_gpu(told):
+    message, where = secrets.said(error), place_of(error)
+    if fix := without_gpu(message):
         where += f"; {fix}"
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
-    return kind(f"{whose} raised {told}{where}")
+    return kind(f"{whose} raised {message}{where}")
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -147,10 +157,6 @@ def like(expected: Any, check: Check) -> Check:
     return also
 
 
-_LOOKED_AT = 400
-"""Samples of a dataset that are read to see whether that changes anything, if there is time."""
-
-
 def telling(size: int, classes: Tensor | None = None) -> Iterator[int]:
     """Yield the number of the last sample, then of one of each class, then of some that are drawn.
 
@@ -164,6 +170,42 @@ def telling(size: int, classes: Tensor | None = None) -> Iterator[int]:
         )
         yield from places[counts.argsort()].tolist()
     yield from np.random.default_rng(0).integers(0, size, _LOOKED_AT).tolist()
+
+
+def unseeded(
+    reads: Iterable[Callable[[], Any]], objects: Mapping[str, Any], *, again: bool = True
+) -> Iterator[str]:
+    """Yield a warning where `reads`, which read samples, change these objects or own code.
+
+    Else yield one where a sample that is read `again` after the same seeds is another. As many are
+    read as can be in LIMIT_S, one at least.
+    """
+    objects = {**changes.own_modules_and_classes(), **objects}
+    watched = {where: changes.Watched(one, {}) for where, one in objects.items()}
+    ends, drew, looked = time.monotonic() + LIMIT_S, 0, 0
+    with preserved_generators():
+        for seed, read_one in enumerate(reads):  # a seed each: a dataset may keep samples
+            with contextlib.suppress(Exception):  # training reports the error
+                found = set[str]()
+                for _ in range(2 if again else 1):
+                    seed_all(seed)
+                    found.add(repr(changes.trace(read_one())))
+                if len(found) > 1:
+                    drew += 1
+            looked += 1
+            if time.monotonic() > ends:
+                break
+    lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
+    if lost:
+        yield (
+            f"reading a sample changes {listed(lost)}, which no checkpoint holds and each reading"
+            f" process has a copy of; {_DRAW}"
+        )
+    elif drew:
+        yield (
+            f"{drew} of {looked} samples that were read twice, after the same seeds, were others"
+            f" the second time, so that no run can be repeated or resumed to the bit; {_DRAW}"
+        )
 
 
 Transform = Callable[[Any], Any]
@@ -201,7 +243,7 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         """Yield a warning where reading a sample changes transforms."""
         named = {f"{self._key}.{at}": each for at, each in enumerate(self._transforms)}
         reads = (functools.partial(self.__getitem__, at) for at in telling(len(self)))
-        return changes.unseeded(reads, named)
+        return unseeded(reads, named)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -212,10 +254,10 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             try:
                 image = transform(image)
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-                told = secrets.said(error)
+                message = secrets.said(error)
                 name = type(transform).__name__
                 raise DataError(
-                    f"{self._key}.{place}: {name} does not take sample {index}: {told}"
+                    f"{self._key}.{place}: {name} does not take sample {index}: {message}"
                 ) from error
         return self._checked(image, index), label
 

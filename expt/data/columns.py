@@ -96,7 +96,7 @@ class Column:
         if values is None or not np.abs(values).max(initial=0) <= MOST:
             codes = np.full(1, -1, np.int32)
             if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
-                values, codes = self._told_apart(flat)
+                values, codes = self._numbers_and_codes(flat)
             if width != shape[1]:  # lists of another length, each a text
                 values, codes = (each.repeat(shape[1]) for each in (values, codes))
             if (codes >= 0).any():
@@ -109,9 +109,9 @@ class Column:
         self._rows += number
         return values.reshape(shape)
 
-    def _told_apart(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _numbers_and_codes(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
-        texts, rows = _different(cells)
+        texts, rows = _distinct(cells)
         values, codes = np.full(len(texts) + 1, np.nan), np.full(len(texts) + 1, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
@@ -170,9 +170,10 @@ class Column:
         text = [*self.texts, ""][codes[first, place]]
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
-        what = f"{text[:40]!r} is not a number" if text else "has no value"
-        fix = f"{table.lines(rows.tolist() if number <= FEW else ())}{fix}"
-        return f", {table.row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
+        fault = f"{text[:40]!r} is not a number" if text else "has no value"
+        lines = table.lines(rows.tolist()) if number <= FEW else ""
+        more = f" and {number - 1} more" if number > 1 else ""
+        return f", {table.row(first)}{more}: {fault}; {lines}{fix}"
 
     def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
@@ -180,19 +181,20 @@ class Column:
             return self.odd_rows(FIX, table)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
-            for what, one, numbers in (
+            for kind, one, numbers in (
                 ("dates", _DATE, "the year, the month or the days since one"),
                 ("durations", _SPAN, "the seconds"),
             ):
                 if all(map(one.fullmatch, some)):
-                    return f" holds {what} ({some[0]}); give numbers of them, such as {numbers}"
+                    return f" holds {kind} ({some[0]}); give numbers of them, such as {numbers}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
                 return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
-            number, is_all = len(self.texts), len(self.texts) < self._most
-            there = f"{number}{' or more' * (not is_all)} different texts"
-            fix = f"set dataset.max_categories={number}" if is_all else "give it fewer"
-            return f" holds {there} ({', '.join(some[:3])}, ...), more than {most}; {fix}"
+            there, fix = f"{len(self.texts)} or more", "give it fewer"
+            if len(self.texts) < self._most:
+                there, fix = f"{len(self.texts)}", f"set dataset.max_categories={len(self.texts)}"
+            such = ", ".join(some[:3])
+            return f" holds {there} different texts ({such}, ...), more than {most}; {fix}"
         return ""
 
 
@@ -233,7 +235,7 @@ def _numbers(cells: Any) -> np.ndarray | None:
     return numbers
 
 
-def _different(cells: Any) -> tuple[list[str], np.ndarray]:
+def _distinct(cells: Any) -> tuple[list[str], np.ndarray]:
     """Return the different cells as texts, and the place of each cell among these, -1 for none."""
     if pa.types.is_nested(cells.type) or isinstance(cells.type, pa.BaseExtensionType):
         texts = [None if cell is None else str(cell) for cell in cells.to_pylist()]
@@ -261,7 +263,7 @@ def _span(unit: str, number: int) -> str:
 
 def texts_of(cells: Any) -> list[str]:
     """Return cells as texts, empty for a gap."""
-    texts, rows = _different(cells)
+    texts, rows = _distinct(cells)
     return [*map([*texts, ""].__getitem__, rows)]
 
 
@@ -296,7 +298,8 @@ def _spelled(day: str, time: str, fraction: str, offset: str) -> str:
     if offset:
         digits = "+0000" if offset == "Z" else offset.replace(":", "").ljust(5, "0")
         offset = f"{digits[:3]}:{digits[3:]}"
-    return f"{day} {time}{'.' * bool(fraction)}{fraction}{offset}".strip()
+    seconds = f"{time}.{fraction}" if fraction else time
+    return f"{day} {seconds}{offset}".strip()
 
 
 def text_of(cell: Any) -> str:
@@ -334,15 +337,15 @@ def read_as_known(
         odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
         for row, place in np.argwhere(odd).tolist():
             text = texts[codes[row, place]][:40]
-            what = f"holds {text!r}, which is not a number" if text else _NO_VALUE
-            wrong.setdefault(row, f"column {name} {what}")
+            fault = f"holds {text!r}, which is not a number" if text else _NO_VALUE
+            wrong.setdefault(row, f"column {name} {fault}")
     return np.concatenate(found, axis=1), wrong, unknown
 
 
 def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> str:
     """Return a warning of a column's texts, in a number of rows, that no training row has."""
     texts = listed([repr(text) if text else "a gap" for text in unknown], 5)
-    where = f" ({rows} rows)" * bool(rows)
+    where = f" ({rows} rows)" if rows else ""
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
 
 
@@ -387,23 +390,28 @@ def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tu
     Raise DataError for a cell that is not a class.
     """
     if (number := len(column.parts)) > 1:
-        what = f"has {number} numbers in each row; a class is one"
-        raise DataError(f"{path}: column {column.name} {what}")
+        fault = f"has {number} numbers in each row; a class is one"
+        raise DataError(f"{path}: column {column.name} {fault}")
     codes, texts, at = column.codes[:, 0], [*column.texts], f"{path}: column {column.name}, "
     names = dict(zip(texts, texts, strict=True))
     if column.has_gaps:
         rows = np.flatnonzero(codes < 0)
-        fix = table.lines(rows.tolist() if len(rows) <= FEW else ())
-        fix += "give it a class, remove the row, or write another word if it is one"
-        raise DataError(f"{at}{table.row(int(rows[0]))}: is empty, or NA or such; {fix}")
+        lines = table.lines(rows.tolist()) if len(rows) <= FEW else ""
+        raise DataError(
+            f"{at}{table.row(int(rows[0]))}: is empty, or NA or such; {lines}give it a class,"
+            " remove the row, or write another word if it is one"
+        )
     key: Callable[[str], Any] | None = None
-    wrong, what = list[str](), ""
+    wrong, fault = list[str](), ""
     if column.known:
-        wrong, what = texts[len(column.known) :], "is none of the classes that the column declares"
-        what += "; give it one of them, or remove the row"
+        wrong = texts[len(column.known) :]
+        fault = (
+            "is none of the classes that the column declares; give it one of them, or remove the"
+            " row"
+        )
     elif are_numbers(texts) and not any(map(_PADDED.match, texts)):
         wrong = [text for text in texts if not float(text).is_integer()]
-        what = "is not a class, which is an integer or a text; fix it, or use task=regression"
+        fault = "is not a class, which is an integer or a text; fix it, or use task=regression"
         key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
@@ -411,7 +419,7 @@ def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tu
         names = _booleans(texts)
     if wrong:
         first = int((codes == texts.index(wrong[0])).argmax())
-        raise DataError(f"{at}{table.row(first)}: {wrong[0]} {what}")
+        raise DataError(f"{at}{table.row(first)}: {wrong[0]} {fault}")
     found = column.known or sorted({*names.values()}, key=key)
     places = {each: place for place, each in enumerate(found)}
     return np.array([places[names[text]] for text in texts], np.int64)[codes], tuple(found)
@@ -421,12 +429,15 @@ def check_learnable(
     path: Path, name: str, classes: np.ndarray, names: Sequence[str], key: str
 ) -> None:
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
-    what = f"all rows are of one class, {names[0]}"
+    if 1 < len(names) <= max(20, len(classes) / 2):
+        return
+    fault = f"all rows are of one class, {names[0]}"
     if len(names) > 1:
-        what = f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
-        what += " (of numbers: task=regression)"
-    if not 1 < len(names) <= max(20, len(classes) / 2):
-        raise DataError(f"{path}: column {name}: {what}; name another by {key}")
+        fault = (
+            f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
+            " (of numbers: task=regression)"
+        )
+    raise DataError(f"{path}: column {name}: {fault}; name another by {key}")
 
 
 def check_labels(path: Path, column: Column, table: Table) -> None:

@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import itertools
 import math
-import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_class
-from expt.data import changes, checked_samples, samples
+from expt.data import checked_samples, samples
 from expt.data.images import stacked
 from expt.data.loader import loading
 from expt.data.samples import MEDIAN_OF, Collate, Reading, median_read_s
@@ -37,21 +36,21 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` the kind of targets."""
-    parts, threads = _parts(dataset), threading.active_count()
+    parts, threads = _construct(dataset), threading.active_count()
     train = parts["train"]
     with samples.left_as_it_was(train):
         first = samples.first(train)
         if threading.active_count() > threads:  # a forked process has none of the threads
             num_workers = 0
-        found = _Built(dataset, parts, train, num_workers, task).source(first)
-        is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
+        found = _Parts(dataset, parts, first, num_workers, task).source()
+        is_picture = dataset.num_classes is not None and not samples.collate_of(train)
         notes = [*_notes(train, first, is_picture)]
     groups = _groups(parts, dataset.group) if dataset.group else {}
     is_stream = isinstance(train, IterableDataset)
     return dataclasses.replace(found, notes=notes, groups=groups, is_stream=is_stream)
 
 
-def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
+def _construct(dataset: Custom) -> dict[str, Dataset[Any]]:
     """Return the parts that there are. Raise ConfigError for arguments that do not fit."""
     key = f"dataset._target_={dataset.target}"
     cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
@@ -83,40 +82,48 @@ def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
     """Return the groups of the parts by their attribute, which train has. Raise ConfigError."""
     numbers, found = dict[Any, int](), dict[str, Tensor]()
     for part, each in parts.items():
-        groups, size = getattr(each, name, None), samples.size_of(each)
+        groups = getattr(each, name, None)
         if groups is None and part != "train":
             continue
-        values, what = list[Any](), f"has a {type(groups).__name__}"
-        if isinstance(groups, Iterable) and not isinstance(groups, Mapping | str | bytes):
-            several = groups.tolist() if hasattr(groups, "tolist") else groups
-            values = [one.item() if hasattr(one, "item") else one for one in several]
-            what = f"has {len(values)} for {size} samples"
-        lacking = [at for at, one in enumerate(values) if one in (None, "") or one != one]
-        if len(values) != size or lacking:
-            what = "has none" if groups is None else what
-            what = f"has none for sample {lacking[0]}" if lacking else what
+        values = _values_of(groups)
+        if problem := _problem_of(groups, values, samples.size_of(each)):
             raise ConfigError(
-                f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
+                f"dataset.group={name}: {part} {problem}; let it be an attribute of the dataset, a"
                 " list of the group of each sample"
             )
-        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values])
+        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values or ()])
     return found
+
+
+def _values_of(groups: Any) -> list[Any] | None:
+    """Return the items of a list or an array; None for anything else."""
+    if not isinstance(groups, Iterable) or isinstance(groups, Mapping | str | bytes):
+        return None
+    items = groups.tolist() if hasattr(groups, "tolist") else groups
+    return [one.item() if hasattr(one, "item") else one for one in items]
+
+
+def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> str:
+    """Return the fault of groups that are not one for each sample; "" if they are."""
+    if groups is None:
+        return "has none"
+    if values is None:
+        return f"has a {type(groups).__name__}"
+    for place, one in enumerate(values):
+        if one in (None, "") or one != one:
+            return f"has none for sample {place}"
+    return "" if len(values) == size else f"has {len(values)} for {size} samples"
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
     """Yield warnings for the author of a dataset, whose first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
         is_stream, keeps = isinstance(train, IterableDataset), samples.state_of(train) is not None
-        reads: Iterable[Callable[[], Any]] = [functools.partial(_begun, train)]
         if is_stream:  # each pass may draw again
             samples.first(train)
-        else:
-            places = checked_samples.telling(cast(int, samples.size_of(train)), _classes_of(train))
-            collate, first_of = getattr(train, "collate", None), operator.itemgetter(0)
-            make = functools.partial(samples.collated, own=collate) if collate else first_of
-            reads = (lambda at=at: make([checked_samples.read(train, at)]) for at in places)  # type: ignore[misc]
         own = {} if keeps else {"dataset": train}  # its state holds them
-        yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
+        again = not (keeps or is_stream)
+        yield from checked_samples.unseeded(_reads_of(train), own, again=again)
         inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (
@@ -127,58 +134,80 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
             )
 
 
-def _begun(train: Dataset[Any]) -> list[Any]:
+def _reads_of(train: Dataset[Any]) -> Iterable[Callable[[], Any]]:
+    """Return functions that read samples, of a stream all of them the first few."""
+    if isinstance(train, IterableDataset):
+        return [functools.partial(_read_few, train)]
+    places = checked_samples.telling(cast(int, samples.size_of(train)), _classes_of(train))
+    return (functools.partial(_read, train, place) for place in places)
+
+
+def _read_few(train: Dataset[Any]) -> list[Any]:
     """Return the first samples of a stream, as many as there is time for."""
-    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S
+    stream, ends = samples.Stream(Reading(train)), time.monotonic() + checked_samples.LIMIT_S
     found = stream.take(1)
     while len(found) < _SOME and time.monotonic() < ends and (more := stream.take(1)):
         found += more
     return found
 
 
+def _read(train: Dataset[Any], place: int) -> Any:
+    """Return a sample, as a batch if the dataset makes its own."""
+    sample, collate = checked_samples.read(train, place), samples.collate_of(train)
+    return samples.collated([sample], collate) if collate else sample
+
+
 @dataclass(frozen=True)
-class _Built:
+class _Parts:
     """The parts of a custom dataset, for a task."""
 
     config: Custom
     parts: Mapping[str, Dataset[Any]]
-    train: Dataset[Any]
+    first: Any
+    """the first sample of train"""
     num_workers: int
     task: Any
 
-    def source(self, first: Any) -> Source:
+    @property
+    def train(self) -> Dataset[Any]:
+        """The part that is trained on."""
+        return self.parts["train"]
+
+    def source(self) -> Source:
         """Return them as a source: samples like the first, of a class each or of any kind."""
         if self.config.num_classes is not None:
-            return self._of_classes(first)
+            return self._of_classes()
         takes: type[Feature] = getattr(self.task, "takes", Anything)
-        _, targets = samples.example(self.train, first, checked_samples.as_it_is)
-        return self._like(first, takes.of_custom(targets, self.train, self.task))
+        _, targets = samples.example(self.train, self.first, checked_samples.as_it_is)
+        return self._like_first(takes.of_custom(targets, self.train, self.task))
 
-    def _of_classes(self, first: Any) -> Source:
+    def _of_classes(self) -> Source:
         """Return samples (inputs, label): images, or inputs of any kind."""
-        classes = Classes(names=self._names())
-        inputs, _ = checked_samples.checked(functools.partial(labelled, what="inputs"), 0, first)
-        shape: Any = None
-        with contextlib.suppress(DataError):
-            shape = (
-                None
-                if hasattr(self.train, "collate")
-                else tuple(checked_samples.to_tensor(inputs).shape)
-            )
-        if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
-            found = self._like(first, classes)
+        classes, read = Classes(names=self._names()), functools.partial(labelled, inputs="inputs")
+        inputs, _ = checked_samples.checked(read, 0, self.first)
+        shape = self._image_shape(inputs)
+        if shape is None:
+            found = self._like_first(classes)
         else:
             check = functools.partial(checked_samples.checked_image, shape=shape, classes=classes)
-            found = self._like(first, classes, check, stacked)
+            found = self._like_first(classes, check, stacked)
         if found.features.inputs.is_image:
-            channels, height, width = shape = tuple(found.example[0].shape)
+            channels, height, width = found.example[0].shape
             if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
                 raise DataError(
-                    f"dataset._target_={self.config.target}: its images are {shape}, read as"
-                    " (channels, height, width), and look like (height, width, channels); give"
-                    " tensors as image.permute(2, 0, 1)"
+                    f"dataset._target_={self.config.target}: its images are"
+                    f" {(channels, height, width)}, read as (channels, height, width), and look"
+                    " like (height, width, channels); give tensors as image.permute(2, 0, 1)"
                 )
         return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
+
+    def _image_shape(self, inputs: Any) -> tuple[int, ...] | None:
+        """Return the shape of an image; None of other inputs, or if a `collate` may make others."""
+        if samples.collate_of(self.train):
+            return None
+        with contextlib.suppress(DataError):
+            return tuple(checked_samples.to_tensor(inputs).shape)
+        return None
 
     def _names(self) -> tuple[str, ...]:
         number = cast(int, self.config.num_classes)
@@ -190,7 +219,7 @@ class _Built:
             )
         return names
 
-    def _seconds(self) -> float:
+    def _sample_s(self) -> float:
         """Return the time for a sample, where that decides who reads it."""
         if self.config.num_workers != "auto":
             return math.inf
@@ -201,45 +230,45 @@ class _Built:
             reads = samples.Stream(Reading(self.train)).read
         return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
 
-    def _like(
+    def _like_first(
         self,
-        first: Any,
         targets: Feature,
         check: checked_samples.Check | None = None,
         collate: Collate | None = None,
     ) -> Source:
-        """Return samples of any kind, which are like the `first`."""
+        """Return a source whose samples all look like the first."""
         check = check or targets.check
-        if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
-            check = checked_samples.like(checked_samples.structure_of(first), check)
-        example, classes = samples.example(self.train, first, check), self.config.num_classes
-        inputs, channels = example[0], None
-        is_image = classes and isinstance(inputs, Tensor) and inputs.dim() == 3
-        if is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
-            # As they are once they are normalised.
-            example, channels = (inputs.float(), example[1]), inputs.shape[0]
-        of = classes if getattr(self.task, "takes", Classes).has_one_class else None
-        how: Any = {"channels": channels, "sample_s": self._seconds()}
-
-        def part(found: Dataset[Any]) -> Part:
-            own, makes = getattr(found, "collate", None), collate
-            if own and classes:
-                more: Any = {"classes": of, "are_images": bool(channels)}
-                makes = functools.partial(_collated, own=own, **more)
-            load = loading(found, self.num_workers, check, collate=makes, **how)
-            return Part(samples.size_of(found), load)
-
-        parts = {name: part(each) for name, each in self.parts.items()}
-        are_tensors = isinstance(example[1], Tensor)
+        if not (collate or samples.collate_of(self.train)):
+            check = checked_samples.like(checked_samples.structure_of(self.first), check)
+        inputs, target = samples.example(self.train, self.first, check)
+        are_images = self.config.num_classes and isinstance(inputs, Tensor) and inputs.dim() == 3
+        channels = None
+        if are_images and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
+            channels, inputs = inputs.shape[0], inputs.float()  # as once it is normalised
+        how: Any = {"check": check, "channels": channels, "sample_s": self._sample_s()}
+        parts = dict[str, Part]()
+        for name, each in self.parts.items():
+            makes = self._own_collate(each, are_images=bool(channels)) or collate
+            load = loading(each, self.num_workers, collate=makes, **how)
+            parts[name] = Part(samples.size_of(each), load)
+        are_tensors = isinstance(target, Tensor)
         return Source(
-            features=Features(_inputs(self.train, example[0], has_pixels=bool(channels)), targets),
-            example=example,
+            features=Features(_inputs(self.train, inputs, has_pixels=bool(channels)), targets),
+            example=(inputs, target),
             train=parts["train"],
             val=parts.get("val"),
             test=parts.get("test"),
             targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
             sees_few=True,
         )
+
+    def _own_collate(self, dataset: Dataset[Any], *, are_images: bool) -> Collate | None:
+        """Return how a dataset makes its own batches of samples of a class each, if it does."""
+        own, number = samples.collate_of(dataset), self.config.num_classes
+        if not own or not number:
+            return None
+        classes = number if getattr(self.task, "takes", Classes).has_one_class else None
+        return functools.partial(_collated, own=own, classes=classes, are_images=are_images)
 
 
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
@@ -288,7 +317,7 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
                 checked_samples.read(train, index) for index in indices[places].unique().tolist()
             ]
     # One by one: they may differ in length.
-    targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
+    targets = [samples.collated([sample], samples.collate_of(train))[1] for sample in found]
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
 
 

@@ -1,7 +1,6 @@
 """The digests of the files that a run is made of: its data, its code and its first weights.
 
-They are the same on another machine, and others for other files: a dataset of the same name and
-folder may be another one.
+Equal files have equal digests on every machine; a dataset of the same name may have others.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from expt import progress
 from expt.config import own_code
 from expt.config.identity import Content, Identity
 from expt.config.schema import RunConfig
-from expt.data.cache import of_content
+from expt.data.checksums import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
 from expt.runs import lineage

@@ -27,24 +27,26 @@ def groups_of(
     """
     known = _read(file)
     numbers = {group: place for place, group in enumerate(dict.fromkeys(known.values()))}
-    folders, found = parts_there(root), dict[str, list[int]]()
+    folders = parts_there(root)
     names = Counter(os.path.basename(path) for paths in parts.values() for path in paths)
+    found = dict[str, list[int]]()
     for part, paths in parts.items():
         found[part] = []
         for path in paths:
             name = os.path.basename(path)
             ways = [os.path.relpath(path, root), os.path.relpath(path, folders[part])]
-            ways += [name] if names[name] == 1 else []
+            if names[name] == 1:
+                ways.append(name)
             known_as = (known[way] for way in map(composed, ways) if way in known)
             found[part].append(numbers.get(next(known_as, ""), -1))
         if part == "train" and learns and -1 in found[part]:
-            what = lacking("training", found[part], paths, root)
+            problem = without_line("training", found[part], paths, root)
             fix = f"give each one, by its path below {root}"
-            raise DataError(f"dataset.group={file}: {what}; {fix}")
+            raise DataError(f"dataset.group={file}: {problem}; {fix}")
     return found
 
 
-def lacking(kind: str, groups: Sequence[int], paths: Sequence[str], root: str) -> str:
+def without_line(kind: str, groups: Sequence[int], paths: Sequence[str], root: str) -> str:
     """Return how many pictures have no group, and the first."""
     first = os.path.relpath(paths[groups.index(-1)], root)
     return f"has no line for {groups.count(-1)} of {len(paths)} {kind} pictures, such as {first}"
@@ -56,18 +58,17 @@ def _read(file: str) -> dict[str, str]:
         raise ConfigError(f"dataset.group={file}: there is no such file; give a table of groups")
     table = open_table(Path(file))
     columns = table.names if len(table.names) == 2 else [*_COLUMNS]
-    if lacking := [name for name in columns if name not in table.names]:
+    if missing := [name for name in columns if name not in table.names]:
         raise ConfigError(
-            f"dataset.group={file}: has no column {lacking[0]}; call that of the pictures' paths"
+            f"dataset.group={file}: has no column {missing[0]}; call that of the pictures' paths"
             f" {_COLUMNS[0]} and that of their groups {_COLUMNS[1]}"
         )
     found = dict[str, str]()
     for batch in table.batches(columns):
         pairs = zip(*(texts_of(batch.column(name)) for name in columns), strict=True)
-        for path, group in (
-            (os.path.normpath(path.strip()), group.strip()) for path, group in pairs
-        ):
+        for path, group in pairs:
+            path, group = os.path.normpath(path.strip()), group.strip()
             if not group or found.setdefault(composed(path), group) != group:
-                what = "two groups" if group else "no group"
-                raise DataError(f"dataset.group={file}: gives {path} {what}; give it one")
+                groups = "two groups" if group else "no group"
+                raise DataError(f"dataset.group={file}: gives {path} {groups}; give it one")
     return found

@@ -18,7 +18,7 @@ from expt.features import Mask
 from expt.late import Image, np
 
 if TYPE_CHECKING:
-    from expt.data.cache import Checksums
+    from expt.data.checksums import Checksums
 
 T = TypeVar("T")
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -190,7 +190,8 @@ def open_picture(
                 file.info["whole"] = file.size[::-1] if is_lying else file.size
                 file.draft(None, needed if is_lying else needed[::-1])
             picture = turn(in_mode(file, mode) if mode else file.copy())
-        picture.info |= {"frames": frames} if frames > 1 else {}
+        if frames > 1:
+            picture.info["frames"] = frames
         return picture
 
 
@@ -298,7 +299,7 @@ def look_at(
         return ""
 
     keys = [*map(key_of, samples)]
-    new = [place for place, key in enumerate(keys) if not key or sums.noted(key) is None]
+    new = [place for place, key in enumerate(keys) if not key or sums.get(key) is None]
 
     def note(place: int) -> None:
         picture = look(*samples[place])
@@ -306,7 +307,7 @@ def look_at(
         if height < least[0] or width < least[1]:
             picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
-        sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
+        sums.put(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
         here.done += 1
 
     with progress.phase("looking at pictures", len(new)) as here:
@@ -316,7 +317,7 @@ def look_at(
             several = (new[at : at + _AT_A_TIME] for at in range(0, len(new), _AT_A_TIME))
             with ThreadPoolExecutor(threads) as pool:
                 collected(Future.result, [pool.submit(collected, note, each) for each in several])
-    return Counter(word for key in keys for word in (sums.noted(key) or "").split())
+    return Counter(word for key in keys for word in (sums.get(key) or "").split())
 
 
 def report_found(root: object, counts: Counter[str]) -> None:
@@ -352,8 +353,9 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     orientation, size = image.info.get("turned", 1), size_of(image)
     lying = size[::-1] if orientation >= 5 else size
     if orientation > 1 and mask.size == lying:
-        image.info["masks" if lying != size else "kept"] = True
-        mask = turn(mask, orientation) if lying != size else mask
+        shows = lying != size
+        image.info["masks" if shows else "kept"] = True
+        mask = turn(mask, orientation) if shows else mask
     if mask.size != size:
         one, other = (f"{height}x{width}" for width, height in (mask.size, size))
         raise DataError(f"{name} is {one}, and its image {other}; make them one size")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.cache import Checksums, Rows, sampled
+from expt.data.cache import CachedImages
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
+from expt.data.checksums import Checksums, sampled
 from expt.data.image_files import (
     MODES,
     fit,
@@ -68,7 +69,8 @@ def of_arrays(
         images, labels = map(_tensor, arrays)
         held = InMemory(images, labels, opening.device)
         parts[part] = image_part(held, shape, opening.num_workers, features.targets)
-    return of_parts(shape, features.targets, parts, classes=labels, in_random_order=True)
+    classes = _tensor(train[1])
+    return of_parts(shape, features.targets, parts, classes=classes, in_random_order=True)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -95,9 +97,10 @@ def image_part(
         if options.transforms:
             of = originals or images
             chosen = Transformed(of, options.transforms, shape, options.transforms_key)
-            with preserved_generators():
-                for told in chosen.unseeded() if options.shard.rank == 0 else []:
-                    warn(told)
+            if options.shard.rank == 0:
+                with preserved_generators():
+                    for problem in chosen.unseeded():
+                        warn(problem)
         if targets.each == "pixel":  # logits of many classes are as large as an image
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
@@ -185,11 +188,11 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
         size = picture.height, picture.width
-        if self.size is None and self.one_size not in (None, size):
-            one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
+        first = self.one_size
+        if self.size is None and first not in (None, size):
             raise DataError(
-                f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
-                " size, e.g. 'dataset.image_size=[224,224]'"
+                f"dataset.image_size=null: image {index} is {size[0]}x{size[1]}, and the first"
+                f" {first[0]}x{first[1]}; give one size, e.g. 'dataset.image_size=[224,224]'"
             )
 
 
@@ -221,28 +224,29 @@ class Kept(Held):
 
     pictures: Pictures
     labels: Sequence[int]
-    rows: Rows
+    cached: CachedImages
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if self.rows.has(index):
-            return torch.from_numpy(self.rows.images[index].copy()), self.labels[index]
+        if self.cached.has(index):
+            return torch.from_numpy(self.cached.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
         _ = self.pictures.pairs[index]  # refused if it has changed while it was read
-        self.rows.put(index, image.numpy())
+        self.cached.put(index, image.numpy())
         return image, label
 
     def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
         """See Held: they are in memory once the cache has all, where a batch may still lack."""
-        if self.rows.are_whole:
+        if self.cached.are_whole:
             return self._whole
-        missing = [index for index in indices.tolist() if not self.rows.has(index)]
-        for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
-            self[index]
-        return self._placed() if all(map(self.rows.has, missing)) else None
+        missing = [index for index in indices.tolist() if not self.cached.has(index)]
+        if len(missing) <= options.batch_size:  # an epoch drops less
+            for index in missing:
+                self[index]
+        return self._placed() if all(map(self.cached.has, missing)) else None
 
     @functools.cached_property
     def _whole(self) -> InMemory:
@@ -251,7 +255,7 @@ class Kept(Held):
     def _placed(self) -> InMemory:
         """Return all images on the device, as they are now."""
         labels = torch.tensor(self.labels)
-        return InMemory(torch.from_numpy(self.rows.images), labels, self.device)
+        return InMemory(torch.from_numpy(self.cached.images), labels, self.device)
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
         """See Held."""
@@ -279,7 +283,8 @@ def of_sets(
 
     Without transforms parts in `memory` are taken from there.
     """
-    first, held, parts = next(iter(sets.values())), memory or {}, dict[str, Part]()
+    first, parts = next(iter(sets.values())), dict[str, Part]()
+    held = memory or {}
     height, width = first.size or first.opened(0)[0].size[::-1]
     shape = first.channels, height, width
     for part, each in sets.items():
@@ -307,7 +312,7 @@ def of_numbers(
     `standardises`, in deviations of the training samples, once these are chosen.
     """
 
-    def found(by: Mapping[str, Any], **more: Any) -> Source:
+    def in_units(by: Mapping[str, Any], **more: Any) -> Source:
         scale = Encoder(names, {}, by)
         values = scale(targets).float()
 
@@ -324,11 +329,11 @@ def of_numbers(
         # else all are equal
         std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
         by = dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
-        return found(by)
+        return in_units(by)
 
     if scales is not None:
-        return found(scales)
-    return found({}, fitted=fitted) if standardises else found({})
+        return in_units(scales)
+    return in_units({}, fitted=fitted) if standardises else in_units({})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -388,8 +393,9 @@ def _resized(mask: np.ndarray, image_size: tuple[int, int]) -> Tensor:
 
 def of_masks(pairs: Mapping[str, Any], dataset: Any, opening: Opening) -> Source:
     """Return the parts of pictures and masks."""
+    values = mask_of(dataset, opening.task)
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
-    how |= {"needed": dataset.needed, "values": (values := mask_of(dataset, opening.task))}
+    how |= {"needed": dataset.needed, "values": values}
     sets = {part: MaskPictures(each, **how) for part, each in pairs.items()}
     more: dict[str, Any] = {"targets_of": sets["train"].occurring} if "train" in sets else {}
     return of_sets(sets, values, opening.num_workers, **more)

@@ -33,6 +33,7 @@ from expt.data.samples import (
     Reader,
     Reading,
     Stream,
+    collate_of,
     collated,
     is_cheap,
     raised,
@@ -45,6 +46,10 @@ from expt.errors import ConfigError, DataError, described, warn
 
 _Block: TypeAlias = tuple[Any, Any, list[Piece]]
 """Inputs and targets of pieces of one size: a batch each."""
+_AT_A_TIME = 256
+"""Samples that are read past at a time."""
+_SOON_S = 0.5
+"""The seconds after which it is said how long that takes."""
 
 
 class Held(Dataset[Any]):
@@ -195,7 +200,7 @@ class Loader:
         if self._held is not None:
             # Once per epoch, so that no batch waits for a copy.
             samples = to_device(order.samples, self._held.device)
-            for block in _alike(pieces, self._held.at_once(self._options.device)):
+            for block in _blocks(pieces, self._held.at_once(self._options.device)):
                 yield self._held.gather(_spread(samples, block)), block
         elif single := [[piece] for piece in pieces]:
             read = self._in_order if self.is_stream else self._by_number
@@ -222,7 +227,7 @@ class Loader:
 
     def _collated(self, samples: list[Any], epoch: int, place: int) -> tuple[Any, Any]:
         """Return the batch of samples that a stream gave, which begins at this place."""
-        if not hasattr(self._reading.dataset, "collate"):
+        if not collate_of(self._reading.dataset):
             return self._reading.collate(samples)
         keys, seeding = Keys(self._options.seed, epoch, [place]), self._reading.seeding
         return seeding.read(lambda _: [*samples], keys, self._reading.collate)
@@ -236,7 +241,7 @@ def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
         yield Keys(seed, order.epoch, here.samples.tolist(), times)
 
 
-def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
+def _blocks(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
     """Yield runs of pieces of one size, evenly spaced, of up to `samples`, or one piece."""
     for size, run in itertools.groupby(pieces, key=_size):
         most = max(1, samples // size[0])
@@ -412,12 +417,6 @@ class StreamLoader(Loader):
             yield batch._replace(global_size=batch.size)
 
 
-_AT_A_TIME = 256
-"""Samples that are read past at a time."""
-_SOON_S = 0.5
-"""The seconds after which it is said how long that takes."""
-
-
 Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]
 """Makes a loader of the samples at some indices."""
 
@@ -439,7 +438,7 @@ def loading(
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        is_stream, own = isinstance(dataset, IterableDataset), getattr(dataset, "collate", None)
+        is_stream = isinstance(dataset, IterableDataset)
         if isinstance(dataset, Held):
             at_once = dataset.evaluated_at_once(options)
             options = dataclasses.replace(options, eval_batch_size=at_once)
@@ -452,7 +451,7 @@ def loading(
         reading = Reading(
             dataset,
             check,
-            collate or functools.partial(collated, own=own),
+            collate or functools.partial(collated, own=collate_of(dataset)),
             0 if is_cheap(sample_s, options) else num_workers,
             None if channels is None else Finish(options, channels),
         )

@@ -37,9 +37,7 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """This worker's samples."""
-        is_tensor = isinstance(self.targets, Tensor)
-        first = self.targets if is_tensor else next(leaves((self.targets, self.inputs)))
-        return int(first.shape[0])
+        return int(next(leaves((self.targets, self.inputs))).shape[0])
 
 
 class Order(NamedTuple):
@@ -134,13 +132,13 @@ class Finish:
         return self._augment.cut(self._normalised(self._augment.move(images, drawn)), drawn)
 
     def _normalised(self, images: Tensor) -> Tensor:
+        are_bytes = images.dtype == torch.uint8
         pixels = images.to(torch.float32, memory_format=self._layout)
+        scale = self._byte_scale if are_bytes else self._scale
         if self._identity:
-            return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels
+            return pixels.mul_(scale) if are_bytes else pixels
         # In place: on a CPU this takes a third of the time of one addcmul.
-        return pixels.mul_(self._byte_scale if images.dtype == torch.uint8 else self._scale).add_(
-            self._shift
-        )
+        return pixels.mul_(scale).add_(self._shift)
 
 
 class TimedBatches:
@@ -218,23 +216,13 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
-def is_double(module: nn.Module) -> bool:
-    """Return whether a model computes in float64."""
-    return any(one.dtype == torch.float64 for one in module.parameters())
-
-
-def of_type(module: nn.Module, tree: Any) -> Any:
-    """Return tensors, with numbers in float64 where the model computes in it."""
-    if not is_double(module):
-        return tree
-    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
-
-
 def leaves(tree: Any) -> Iterator[Tensor]:
-    """Return its tensors, in order."""
-    found: list[Tensor] = []
-    mapped(found.append, tree)
-    return iter(found)
+    """Yield its tensors, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for below in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from leaves(below)
 
 
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:

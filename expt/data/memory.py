@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ Scale: TypeAlias = tuple[float, float]
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 _GPU_EVAL_BATCH = 2048
 """Images that fill a GPU; fewer take as many kernels each time."""
+_EVAL_TOKENS = 2**15
+"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
 _EVAL_TIMES = 8
 """How many images an evaluation has where a step has one, which keeps the outputs of every layer.
 """
@@ -151,6 +153,9 @@ def _source(
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
     features, targets = _encoders(rows)
+    groups = dict[str, Tensor]()
+    if rows.groups is not None:
+        groups = {name: torch.from_numpy(rows.groups[index]) for name, index in parts.items()}
     names, scales = rows.feature_names, rows.scales
     inputs = Columns(
         names=names,
@@ -168,10 +173,8 @@ def _source(
         features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
-        groups={}
-        if (groups := rows.groups) is None
-        else {name: torch.from_numpy(groups[index]) for name, index in parts.items()},
-        digests=lambda name: overlap.of_rows(rows, parts[name]),
+        groups=groups,
+        digests=lambda name: overlap.digests_of_rows(rows, parts[name]),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=features.notes,
         **more,
@@ -222,11 +225,24 @@ def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) 
     there, gaps = cells[~is_gap], int(is_gap.sum())
     if name in texts:
         known = [texts[name][code] for code in np.unique(there).astype(int)]
-        return {"categories": [*known, *[None] * (gaps > 0)]}
+        return {"categories": [*known, None] if gaps else known}
     if not len(there):
-        what = f"has no value in the {len(cells)} rows that are trained on"
-        raise DataError(f"column {name}: {what}; leave it out of dataset.features")
+        raise DataError(
+            f"column {name}: has no value in the {len(cells)} rows that are trained on; leave it"
+            " out of dataset.features"
+        )
     return {"median": float(np.median(there)), "gaps": gaps}
+
+
+class _Output(NamedTuple):
+    """A number of an encoded row, by one of the columns."""
+
+    column: int
+    is_number: bool
+    """True for the column's own number, else it is 1 where the cell is the value"""
+    value: float
+    """the fill of gaps, or that value"""
+    scale: Scale = (0.0, 1.0)
 
 
 class Encoder:
@@ -246,34 +262,36 @@ class Encoder:
         gaps: Collection[str] = (),
     ) -> None:
         """Take the places of `texts` by their columns, of others those of the categories."""
-        inputs, self.notes = list[tuple[int, bool, float, Scale]](), list[str]()
+        outputs, self.notes = list[_Output](), list[str]()
         for place, name in enumerate(names):
             how = encoded.get(name, {})
             if "categories" in how:
                 known = (texts or {}).get(name, how["categories"])
-                seen = [*known, *[None] * (name in gaps)]
+                seen = [*known, None] if name in gaps else known
                 if unknown := [text for text in seen if text not in how["categories"]]:
                     self.notes.append(unknown_texts(name, unknown))
                 places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}
                 codes = [places.get(text, -2.0) for text in how["categories"]]
-                inputs += [(place, False, code, (0.0, 1.0)) for code in codes]
+                outputs += [_Output(place, False, code) for code in codes]
                 continue
             fill = how.get("median", math.nan)
-            inputs.append((place, True, fill, scales.get(name, (0.0, 1.0))))
+            outputs.append(_Output(place, True, fill, scales.get(name, (0.0, 1.0))))
             if how.get("gaps"):
-                inputs.append((place, False, math.nan, (0.0, 1.0)))
-        self.number, self._is_plain = len(inputs), not any(map(encoded.get, names))
+                outputs.append(_Output(place, False, math.nan))
+        self.number = len(outputs)
+        self._is_plain = not any(map(encoded.get, names))
         self._is_same = self._is_plain and not any(map(scales.get, names))
-        sources, are_numbers, values, of = zip(*inputs, strict=True) if inputs else [()] * 4
-        self._sources, self._are_numbers = torch.tensor(sources).int(), torch.tensor(are_numbers)
-        self._values = torch.tensor(values, dtype=torch.float64)
-        self._means, self._deviations = torch.tensor(of, dtype=torch.float64).reshape(-1, 2).T
+        self._columns = torch.tensor([each.column for each in outputs], dtype=torch.int32)
+        self._are_numbers = torch.tensor([each.is_number for each in outputs])
+        self._values = torch.tensor([each.value for each in outputs], dtype=torch.float64)
+        scale = torch.tensor([each.scale for each in outputs], dtype=torch.float64)
+        self._means, self._deviations = scale.reshape(-1, 2).T
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
         if self._is_plain:
             return rows if self._is_same else (rows - self._means) / self._deviations
-        cells = rows.index_select(1, self._sources)
+        cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
         is_one = (cells == self._values) | (gaps & self._values.isnan())
@@ -336,14 +354,10 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
         if "categories" in (how := inputs.encoded.get(name, {})):
             continue
         if name in rows.texts or (name in rows.gaps and "median" not in how):
-            what = "texts" if name in rows.texts else "gaps"
-            raise DataError(f"column {name}: has {what}, and had none in training; correct it")
+            cells = "texts" if name in rows.texts else "gaps"
+            raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
     return rows._replace(encoded=inputs.encoded, scales=scales)
-
-
-_EVAL_TOKENS = 2**15
-"""Evaluated at a time by a worker, at least: their logits take the memory."""
 
 
 class Windows(Held):

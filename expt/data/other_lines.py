@@ -52,7 +52,7 @@ def rows_of(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, cells
 
 
-def named(path: Path, separator: str, rows: Sequence[int]) -> str:
+def lines_of(path: Path, separator: str, rows: Sequence[int]) -> str:
     """Return which lines some rows are, if they are few, as the beginning of advice."""
     if not 0 < len(rows) <= _FEW:
         return ""
@@ -65,7 +65,7 @@ def named(path: Path, separator: str, rows: Sequence[int]) -> str:
     return f"remove {which} {', '.join(lines)} if {are} no data, or "
 
 
-def shown(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
+def line_and_fix(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
     """Return the line of a row with its text, and advice if it has other cells than `names`."""
     line, cells = next(itertools.islice(rows_of(path, separator), row + 1, None), (0, [""]))
     sign, more = repr(separator), len(cells) - len(names)
@@ -118,7 +118,8 @@ def among(
     The table's `first` column may have comments, the last row of all may be a total: of the columns
     that are `read`, or of another, which names it.
     """
-    names, found = batch.schema.names, dict[int, str]()
+    names = batch.schema.names
+    found = dict[int, str]()
     if len(names) > 1:
         lower = [name.lower() for name in names]
         cells = compute.utf8_lower(compute.utf8_trim_whitespace(batch.column(0)))
@@ -131,8 +132,10 @@ def among(
         rows = list[int]()
         for row in np.flatnonzero(is_comment.fill_null(False)).tolist():
             cells = [_text(column, row) for column in batch.columns]  # -- none -- may be a value
-            rows += [row] * (not all(cells) or any(cell.startswith(("#", "//")) for cell in cells))
-        found |= dict.fromkeys(rows if len(rows) <= _FEW else (), "is a comment")
+            if not all(cells) or any(cell.startswith(("#", "//")) for cell in cells):
+                rows.append(row)
+        if len(rows) <= _FEW:
+            found |= dict.fromkeys(rows, "is a comment")
     if batch.num_rows and all(_RULE.fullmatch(_text(column, 0)) for column in batch.columns):
         found[0] = "is a rule"
     if is_last and batch.num_rows > 1:
@@ -154,9 +157,10 @@ def _ends(batch: Any, read: Sequence[str], targets: Sequence[str]) -> dict[int, 
                 or _is_statistic(batch, above, text)
                 or _is_total(batch, name, read, targets)
             ):
-                more = f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
-                what = f"is a total, or an end{more * (size > 1)}"
-                return dict.fromkeys(range(above.num_rows, batch.num_rows), what)
+                why = "is a total, or an end"
+                if size > 1:
+                    why += f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
+                return dict.fromkeys(range(above.num_rows, batch.num_rows), why)
     if len(filled) == 1 < batch.num_columns - 1 and _is_note(batch, batch[filled[0]]):
         return {last: "has a single cell that is not empty, and no other row has an empty one"}
     return {last: "is the sum of the rows above it"} if _is_sum(batch) else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from expt.data.cache import Checksums, key_of
+from expt.data.checksums import Checksums
 from expt.errors import warn
 
 if TYPE_CHECKING:
@@ -53,14 +53,28 @@ class Digests(NamedTuple):
         return self._replace(values=self.values[index])
 
 
-def of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
+class _Shared(NamedTuple):
+    """Samples of a part that are in train."""
+
+    number: int
+    place: int
+    """the place of the first in its part"""
+    in_train: int
+    """the place of one in train that equals it"""
+
+
+_Parts: TypeAlias = Mapping[str, "tuple[str, np.ndarray]"]
+"""The part of the source that each part of the run is of, and the places of its samples there."""
+
+
+def digests_of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
     """Return the digests of files by their checksums; one that was not read equals no other."""
-    noted = (path and sums.noted(key_of(path)) for path in files)
-    found = [int(note[-16:], 16) if note else next(_UNREAD) for note in noted]
+    known = (path and sums.last_of(path) for path in files)
+    found = [int(md5[-16:], 16) if md5 else next(_UNREAD) for md5 in known]
     return Digests(np.array(found, np.uint64))
 
 
-def of_bytes(content: Any) -> int:
+def digest_of_bytes(content: Any) -> int:
     """Return the digest of a buffer; of a large one its length and some of its bytes."""
     view = memoryview(content)
     found = hashlib.blake2b(str(len(view)).encode(), digest_size=8)
@@ -72,7 +86,7 @@ def of_bytes(content: Any) -> int:
     return int.from_bytes(found.digest(), "big")
 
 
-def of_rows(rows: Rows, index: np.ndarray) -> Digests:
+def digests_of_rows(rows: Rows, index: np.ndarray) -> Digests:
     """Return the digests of the rows at `index`: of their features and targets."""
     columns, classes = [rows.features], np.zeros(len(index), np.uint64)
     if isinstance(rows.targets, np.ndarray):
@@ -95,28 +109,35 @@ def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
 
 
 def _chance(columns: Sequence[Chosen]) -> float:
-    """Return how often two different rows have equal cells in all columns."""
+    """Return how often two different rows have equal cells in all columns, by some of the rows."""
     number = columns[0].shape[0]
     places = np.arange(0, number, max(1, number // _SOME))
     cells = np.concatenate([each[places] for each in columns], axis=1)
-    some = np.unique(cells, axis=0).T
-    values = [np.unique(each) for each in some]
+    rows = np.unique(cells, axis=0)
+    values = [np.unique(column) for column in rows.T]
     sizes = np.array([*map(len, values)])
     if sizes.max() < _FINE * len(cells):
         return 1.0  # of columns that depend on one another the product says nothing
-    finest, is_repeated = int(sizes.argmax()), sizes < _REPEATED * len(cells)
-    steps = np.array([*map(_step, values)]) * is_repeated
+    is_repeated = sizes < _REPEATED * len(cells)
+    steps = np.where(is_repeated, [*map(_step, values)], 0.0)
+    finest = int(sizes.argmax())
+    rows = rows[rows[:, finest].argsort()]
+    is_same = np.diff(rows[:, finest]) == 0
     is_coarse = sizes[finest] * steps[finest] > _DENSE  # so that others may follow from it
-    order = some[finest].argsort()
-    is_same = np.diff(some[finest][order]) == 0
-    found, pairs = 1.0, max(1, len(order) * (len(order) - 1))
-    for place, each in enumerate(some):
-        may_follow = is_coarse and steps[place] and place != finest
-        if may_follow and not (is_same & (np.diff(each[order]) != 0)).any():
+    chance = 1.0
+    for place, column in enumerate(rows.T):
+        may_follow = is_coarse and steps[place] > 0 and place != finest
+        if may_follow and not (is_same & (np.diff(column) != 0)).any():
             continue  # the finest column has said it
-        counts = np.unique(each, return_counts=True)[1]
-        found *= max(steps[place], max(1.0, (counts * (counts - 1)).sum()) / pairs)
-    return found
+        chance *= max(steps[place], _repeated(column))
+    return chance
+
+
+def _repeated(column: np.ndarray) -> float:
+    """Return the share of pairs of equal cells among all pairs, of one pair at least."""
+    counts = np.unique(column, return_counts=True)[1]
+    pairs = max(1, len(column) * (len(column) - 1))
+    return float(max(1.0, (counts * (counts - 1)).sum()) / pairs)
 
 
 def _step(values: np.ndarray) -> float:
@@ -139,54 +160,55 @@ def warn_of_shared(
         return
     parts = {"train": ("train", train.numpy())}
     for name, of_name in (("val", source.val), ("test", source.test)):
-        size = of_name.size if of_name else None
-        parts |= {name: (name, np.arange(size))} if size else {}
-    parts |= {"val": ("train", val.numpy())} if len(val) else {}
+        if of_name and of_name.size:
+            parts[name] = name, np.arange(of_name.size)
+    if len(val):
+        parts["val"] = "train", val.numpy()
+
+    def report(shared: Mapping[str, _Shared], fault: str, fix: str) -> None:
+        numbers, origins = list[str](), list[str]()
+        for part, found in shared.items():
+            size = len(parts[part][1])
+            share = f"({found.number / size:.1%})"
+            numbers.append(f"{found.number} of {size} samples of {part} {share}")
+        part, found = next(iter(shared.items()))
+        for name, place in ((part, found.place), ("train", found.in_train)):
+            origin = dataset.origin(task, name)(int(parts[name][1][place]))
+            origins.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
+        such = f"{' and '.join(numbers)} {fault}, such as {' and '.join(origins)}"
+        warn(f"{dataset.label}: {such}; {fix}")
+
+    if source.digests and (shared := _shared(parts, source.digests)):
+        drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
+        fix = "remove copies"
+        if any(map(drawn.get, shared)):
+            fix += ", or keep them together by dataset.group"
+        report(shared, "are trained on, too", fix)
     groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
-    drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
-    for of, what, fix in (
-        (source.digests, "are trained on, too", "remove copies"),
-        (groups.get, "have their dataset.group in train, too", "move each group to one part"),
-    ):
-        known = {part: of(part) for part in {part for part, _ in parts.values()}} if of else {}
-        chosen = {
-            name: each.at(index)
-            for name, (part, index) in parts.items()
-            if (each := known.get(part))
-        }
-        if shared := _shared(chosen):
-            name, (_, *first) = next(iter(shared.items()))
-            told, such = list[str](), list[str]()
-            for part, (number, *_) in shared.items():
-                size = len(parts[part][1])
-                told.append(f"{number} of {size} samples of {part} ({number / size:.1%})")
-            for part, place in zip((name, "train"), first, strict=True):
-                origin = dataset.origin(task, part)(int(parts[part][1][place]))
-                such.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({part})")
-            together = any(map(drawn.get, shared)) and of is source.digests
-            fix += ", or keep them together by dataset.group" * together
-            said = f"{' and '.join(told)} {what}, such as {' and '.join(such)}"
-            warn(f"{dataset.label}: {said}; {fix}")
+    if shared := _shared(parts, groups.get):
+        report(shared, "have their dataset.group in train, too", "move each group to one part")
 
 
-def _shared(parts: Mapping[str, Digests]) -> dict[str, tuple[int, int, int]]:
-    """Return how many samples of parts are in train, if more than by chance, and the first two."""
-    found = dict[str, tuple[int, int, int]]()
-    train = parts.get("train", Digests(np.empty(0, np.uint64)))
-    for name, each in parts.items():
+def _shared(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, _Shared]:
+    """Return the samples of parts that are in train, if they are more than by chance."""
+    known = {part: digests(part) for part in {part for part, _ in parts.values()}}
+    chosen = {name: each.at(at) for name, (part, at) in parts.items() if (each := known[part])}
+    train = chosen.pop("train", Digests(np.empty(0, np.uint64)))
+    found = dict[str, _Shared]()
+    for name, each in chosen.items():
         least = _TIMES * each.chance * len(train.values) * len(each.values)
-        if name == "train" or least >= len(each.values):
+        if least >= len(each.values):
             continue
-        ours, theirs = _alike(each.values, train.values)
+        ours, theirs = _in_both(each.values, train.values)
         there, counts = np.unique(train.values[theirs], return_counts=True)
         ours = ours[counts[np.searchsorted(there, each.values[ours])] <= each.most]
         if len(ours) > least:
             like = theirs[(train.values[theirs] == each.values[ours[0]]).argmax()]
-            found[name] = len(ours), int(ours[0]), int(like)
+            found[name] = _Shared(len(ours), int(ours[0]), int(like))
     return found
 
 
-def _alike(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _in_both(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of digests that are in both."""
 
     def may_be(some: np.ndarray, others: np.ndarray) -> np.ndarray:

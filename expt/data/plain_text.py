@@ -14,7 +14,6 @@ from expt.errors import DataError
 _HEAD = 4096
 """Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
 
-
 _PACKED = {
     b"\x1f\x8b": "is compressed; unpack it, e.g. gunzip --keep {}",
     b"PK\3\4": "is a zip archive, as an Excel file is; unpack it, or save it as a UTF-8 text",
@@ -25,9 +24,9 @@ def head_of(path: Path) -> bytes:
     """Return how a file begins. Raise DataError where it is packed."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
-    for begin, what in _PACKED.items():
+    for begin, fault in _PACKED.items():
         if head.startswith(begin):
-            raise DataError(f"{path}: {what.format(path.name)}")
+            raise DataError(f"{path}: {fault.format(path.name)}")
     return head
 
 

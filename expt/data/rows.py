@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 from expt import progress
-from expt.data.cache import digest, filled, state_of
+from expt.data.cache import digest, read_or_fill
+from expt.data.checksums import state_of
 from expt.data.columns import (
     FIX,
     Column,
@@ -120,6 +121,11 @@ class Wanted(NamedTuple):
     group: str | None = None
     """the column that says which rows are held out together"""
 
+    @property
+    def learns(self) -> bool:
+        """False where a run is evaluated on the table."""
+        return self.limit is not None
+
 
 def load(path: Path, wanted: Wanted) -> Rows:
     """Return the rows of a table in a file or folder.
@@ -144,10 +150,11 @@ def _load(path: Path, state: tuple[object, ...], wanted: Wanted) -> Rows:
             )
         return found
 
-    return kept(f"table-{digest((str(path.resolve()), repr(wanted)))}.{fingerprint(path)}", read)
+    words = digest((str(path.resolve()), repr(wanted)))
+    return cached_rows(f"table-{words}.{fingerprint(path)}", read)
 
 
-def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
+def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
     """Return the rows that `read` writes into a file, mapped from the cache if that can be."""
 
     def write(folder: Path) -> None:
@@ -157,16 +164,15 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         np.save(folder / "classes.npy", classes)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    if found := filled(name, write, _entry):
+    def map_entry(folder: Path) -> Rows:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        with (folder / "numbers").open("rb") as file:
+            return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
+
+    if found := read_or_fill(name, write, map_entry):
         return found
     with open(os.memfd_create("table"), "w+b") as file:
         return rows_of(*read(file), file)
-
-
-def _entry(folder: Path) -> Rows:
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    with (folder / "numbers").open("rb") as file:
-        return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
 
 
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
@@ -175,11 +181,11 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     target_places, targets = zip(*about["targets"], strict=True)
     places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
     answers = classes if names else Chosen(numbers, target_places)
-    kept = ("left_out", "texts", "gaps", "flags", "parts", "notes")
-    more = {name: about[name] for name in kept}
     group = about["group"]
-    more["groups"] = None if group is None else numbers[:, group].astype(int)
-    return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
+    groups = None if group is None else numbers[:, group].astype(int)
+    same = {each: about[each] for each in ("left_out", "texts", "gaps", "flags", "parts", "notes")}
+    chosen = Chosen(numbers, places)
+    return Rows(chosen, answers, features, targets, names, groups=groups, **same)
 
 
 def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
@@ -190,60 +196,69 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
-    table.targets = wanted.targets
-    if wanted.takes is not Classes:
-        table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
-    categories = {*wanted.categories, *(x for x in names if are_numbers(table.classes.get(x, "u")))}
-    texts = {*categories, *(wanted.targets if wanted.takes is Classes else ())}
-    most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    targets = [
-        Column(x, are_texts=x in texts, known=table.classes.get(x, ())) for x in wanted.targets
-    ]
-    features = [Column(x, are_texts=x in categories, most=most) for x in names]
-    # Another table that a run is evaluated on need not have it.
-    is_grouped = wanted.group and (wanted.limit is not None or wanted.group in table.names)
-    groups = [Column(wanted.group, are_texts=True)] if wanted.group and is_grouped else []
-    every = [*targets, *features, *groups]
-    with progress.phase(f"reading {table.path}", table.size) as here:
-        for batch in table.batches([*dict.fromkeys(each.name for each in every)]):
-            found = [each.read(batch.column(each.name)) for each in every]
-            file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
-            here.done += batch.num_rows
-    if not here.done:
-        raise DataError(f"{table.path}: has no rows; give it some")
-    for each in groups:
-        check_groups(table, each)
-    parts = [(part, each.name) for each in every for part in each.parts]
-    numbers, start = _mapped(file, (here.done, len(parts)), "r+"), 0
-    for each in every:
-        each.values = numbers[:, start : start + len(each.parts)]
-        start += len(each.parts)
+    targets, features, groups = _columns(table, wanted, names)
+    numbers = _write(table, [*targets, *features, *groups], file)
+    for group in groups:
+        _refuse_groups(table, group)
+        group.texts_as(range(len(group.texts)))
     classes, class_names = _answers(table, wanted, targets)
     left_out |= _left_out(table, wanted, features)
+    for each in features:
+        each.number()
+    parts = [(each.name, part) for each in (*targets, *features) for part in each.parts]
+    places = [(place, part) for place, (name, part) in enumerate(parts) if name not in left_out]
     number = sum(len(each.parts) for each in targets)
-    taken = enumerate(parts[: len(parts) - len(groups)])
-    places = [(place, part) for place, (part, name) in taken if name not in left_out]
-    about: dict[str, Any] = {
+    of_part = {part: each for each in features for part in each.parts}
+    about = {
         "shape": numbers.shape,
         "class_names": class_names,
         "left_out": left_out,
-    }
-    about |= {
         "parts": table.parts,
         "notes": [*table.notes],
         "targets": places[:number],
         "features": places[number:],
+        "group": len(parts) if groups else None,
+        "texts": {part: each.categories for part, each in of_part.items() if each.categories},
+        "flags": {part: each.flags for part, each in of_part.items() if each.flags},
+        "gaps": [part for part, each in of_part.items() if each.has_gaps],
     }
-    for each in features:
-        each.number()
-    for each in groups:
-        each.texts_as(range(len(each.texts)))
-    about["group"] = len(parts) - 1 if groups else None
-    told = [(part, each) for each in features for part in each.parts]
-    about["texts"] = {part: each.categories for part, each in told if each.categories}
-    about["flags"] = {part: each.flags for part, each in told if each.flags}
-    about["gaps"] = [part for part, each in told if each.has_gaps]
     return about, classes
+
+
+def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[Column], ...]:
+    """Return the columns of targets, of features, which have the `names`, and of groups, if any."""
+    table.targets = wanted.targets
+    if wanted.takes is not Classes:
+        table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
+    known = table.classes
+    are_texts, texts = wanted.takes is Classes, {*wanted.categories}
+    texts.update(name for name in names if name in known and are_numbers(known[name]))
+    most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
+    targets = [
+        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ())) for x in wanted.targets
+    ]
+    features = [Column(x, are_texts=x in texts, most=most) for x in names]
+    # Another table that a run is evaluated on need not have groups.
+    if not wanted.group or not (wanted.learns or wanted.group in table.names):
+        return targets, features, []
+    return targets, features, [Column(wanted.group, are_texts=True)]
+
+
+def _write(table: Table, columns: Sequence[Column], file: IO[bytes]) -> np.ndarray:
+    """Write the numbers of the columns, which have them as their values; return all [N, K]."""
+    with progress.phase(f"reading {table.path}", table.size) as here:
+        for batch in table.batches([*dict.fromkeys(each.name for each in columns)]):
+            found = [each.read(batch.column(each.name)) for each in columns]
+            file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
+            here.done += batch.num_rows
+    if not here.done:
+        raise DataError(f"{table.path}: has no rows; give it some")
+    numbers = _mapped(file, (here.done, sum(len(each.parts) for each in columns)), "r+")
+    start = 0
+    for each in columns:
+        each.values = numbers[:, start : start + len(each.parts)]
+        start += len(each.parts)
+    return numbers
 
 
 def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -253,7 +268,7 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
     named = {"targets": targets, "features": features}
     group = (wanted.group,) if wanted.group else ()
-    if wanted.limit is not None:
+    if wanted.learns:
         chosen = {"targets": targets, "features": wanted.features or (), "group": group}
         refuse_twice(chosen)
         named |= {**chosen, "categories": wanted.categories}
@@ -267,7 +282,8 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     if wanted.features is not None:
         return features, {}
     index = table.index - {*targets, *group}
-    if found := [name for name in names if name not in {*index, *targets, *group}]:
+    others = {*index, *targets, *group}
+    if found := [name for name in names if name not in others]:
         return found, {name: _INDEX for name in names if name in index}
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
@@ -283,7 +299,7 @@ def _answers(
     if wanted.takes is Classes:
         (target,) = targets
         classes, names = classes_of(path, target, table)
-        if wanted.limit is not None and wanted.features != ():
+        if wanted.learns and wanted.features != ():
             check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
     fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
@@ -295,15 +311,18 @@ def _answers(
     return np.empty(0, np.int64), ()
 
 
-def check_groups(table: Table, column: Column) -> None:
+def _refuse_groups(table: Table, column: Column) -> None:
     """Raise DataError for rows without a group, or if there is only one."""
-    at = f"{table.path}: column {column.name}"
+    at, problem = f"{table.path}: column {column.name}", ""
     if column.has_gaps:
         row = table.row(int((column.codes[:, 0] < 0).argmax()))
         raise DataError(f"{at}, {row}: has no group; give it one, or remove the row")
-    if len(column.parts) > 1 or len(column.texts) < 2:
-        what = "holds lists" if len(column.parts) > 1 else f"all rows are of {listed(column.texts)}"
-        raise DataError(f"{at}: {what}; groups are two or more; use another dataset.group")
+    if len(column.parts) > 1:
+        problem = "holds lists"
+    elif len(column.texts) < 2:
+        problem = f"all rows are of {listed(column.texts)}"
+    if problem:
+        raise DataError(f"{at}: {problem}; groups are two or more; use another dataset.group")
 
 
 def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[str, str]:
@@ -315,24 +334,25 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
     wrong = {each.name: each.problem(wanted.limit, table) for each in features}
     empty = [each.name for each in features if not (each.has_numbers or each.texts)]
     if wanted.features is not None:
-        learns = wanted.limit is not None
-        refuse(path, wrong | dict.fromkeys(empty * learns, f" {_EMPTY}; leave it out"))
+        if wanted.learns:
+            wrong |= dict.fromkeys(empty, f" {_EMPTY}; leave it out")
+        refuse(path, wrong)
         return {}
     single = [each for each in features if len(each.parts) == 1 and not each.texts]
     counters = [each.name for each in single if counts_rows(each.values[:, 0])]
     left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
     usable = [name for name in wrong if name not in left and not wrong[name]]
-    refuse(path, wrong, f"; or leave it out: {word(usable)}" if usable else "")
+    refuse(path, wrong, f"; or leave it out: {features_word(usable)}" if usable else "")
     if not usable:
         raise ConfigError(
             f"dataset.features: {path} has only the targets and {listed(wrong)}"
-            f" ({', '.join(left.values())}); if it is to be learned from: {word([*wrong])}"
+            f" ({', '.join(left.values())}); if it is to be learned from: {features_word([*wrong])}"
         )
     return left
 
 
-def word(features: Sequence[str]) -> str:
-    """Return the override that chooses features."""
+def features_word(features: Sequence[str]) -> str:
+    """Return the word of a command line that chooses features."""
     from expt.runs.overrides import joined, literal  # late: it imports all kinds of datasets
 
     return joined([f"dataset.features={literal([*features])}"])

@@ -103,6 +103,11 @@ def left_as_it_was(dataset: Any) -> Iterator[None]:
         dataset.load_state_dict(start)
 
 
+def collate_of(dataset: Any) -> Any:
+    """Return the dataset's own method that makes a batch of samples; None if it has none."""
+    return getattr(dataset, "collate", None)
+
+
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
     """Return inputs and targets of a batch. Raise DataError."""
     try:
@@ -144,7 +149,7 @@ def first(dataset: Dataset[Any]) -> Any:
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
     """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
-    batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
+    batch = collated([checked(check, 0, sample)], collate_of(dataset))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(single(tensor[0])), batch)
     return found
 
@@ -320,7 +325,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, reading: Reading) -> None:
         self._collate, self._seeding = reading.collate, reading.seeding
         self._read = functools.partial(read_all, reading.dataset, reading.check)
-        self._has_collate = hasattr(reading.dataset, "collate")
+        self._has_collate = collate_of(reading.dataset) is not None
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:
@@ -374,7 +379,7 @@ def _start_process(_worker: int, parent: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
-        _open_anew()
+        _open_again()
 
 
 @functools.cache
@@ -393,7 +398,7 @@ def _refuse_unsendable() -> None:
         ) from None
 
 
-def _open_anew() -> None:
+def _open_again() -> None:
     """Open the regular files of the parent again in this process, at the same places.
 
     A descriptor shares its place in the file with all processes that were forked with it: a custom
@@ -407,7 +412,7 @@ def _open_anew() -> None:
             flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
             if flags & os.O_ACCMODE == os.O_WRONLY:  # such as a log: all write to its end
                 continue
-            anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
-            os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(anew, number, inheritable=os.get_inheritable(number))
-            os.close(anew)
+            again = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(again, number, inheritable=os.get_inheritable(number))
+            os.close(again)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from expt.data import other_lines
-from expt.data.cache import of_content, of_files
+from expt.data.checksums import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line, listed
@@ -65,12 +65,13 @@ class Table(ABC):
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
-        found, self._raises = dict[int, str]() if damaged is None else damaged, damaged is None
+        found = dict[int, str]() if damaged is None else damaged
+        self._raises = damaged is None
         with reading(self.path):
             for batch in self._batches(names, found):
                 if damaged is None and found:
                     row, why = min(found.items())
-                    raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row, why)}")
+                    raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row)}")
                 yield batch
 
     def row(self, number: int) -> str:
@@ -89,7 +90,7 @@ class Table(ABC):
         """Return the beginning of advice that names the lines of a few wrong rows."""
         return ""
 
-    def _fix(self, row: int, why: str) -> str:
+    def _fix(self, row: int) -> str:
         return ""
 
     @abstractmethod
@@ -128,9 +129,10 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     found = [Path(each) for each in files_below(path, (*_KINDS,)) if Path(each).name[0] != "_"]
     if len(kinds := sorted({each.suffix.lower() for each in found})) != 1:
-        what = f"holds {' and '.join(kinds) or 'no ' + ', '.join(_KINDS)}; keep one kind there"
-        what = what if path.is_dir() else "there is no such file or folder"
-        raise DataError(f"dataset.path={path}: {what}")
+        if not path.is_dir():
+            raise DataError(f"dataset.path={path}: there is no such file or folder")
+        there = " and ".join(kinds) or f"no {', '.join(_KINDS)}"
+        raise DataError(f"dataset.path={path}: holds {there}; keep one kind there")
 
     def order(path: Path) -> list[tuple[int, str]]:
         parts = re.split(r"(\d+)", str(path))
@@ -253,7 +255,8 @@ class _Folder(Table):
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         first = next(iter(self._files))
-        self.parts, self.notes = parts, lost = dict[str, int](), list[str]()
+        self.parts = parts = dict[str, int]()
+        self.notes = lost = list[str]()
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
             table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
@@ -294,17 +297,19 @@ class _Csv(Table):
             raise DataError(f"{path}: is empty; its first line names the columns")
         super().__init__(path, names)
         self._there = dict(zip(self.names, names, strict=True))
+        self._unequal = set[int]()
+        """Rows with too few or too many cells."""
 
     def header_below(self, name: str) -> str:
         return other_lines.header_below(self.path, name, SEPARATORS)
 
     def lines(self, rows: Sequence[int]) -> str:
-        return other_lines.named(self.path, self.separator, rows)
+        return other_lines.lines_of(self.path, self.separator, rows)
 
-    def _fix(self, row: int, why: str) -> str:
+    def _fix(self, row: int) -> str:
         """Return advice for a row that is none, or has too few or too many cells."""
-        line, fix = other_lines.shown(self.path, self.separator, row, self.names)
-        if " cells for " not in why:
+        line, fix = other_lines.line_and_fix(self.path, self.separator, row, self.names)
+        if row not in self._unequal:
             return f"; remove {line}"
         named = ", ".join(self.names)[:60]
         return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
@@ -334,7 +339,8 @@ class _Csv(Table):
 
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
-        there, odd, done, skipped = [self._there[name] for name in names], list[Any](), 0, 2
+        there, odd = [self._there[name] for name in names], list[Any]()
+        done, skipped = 0, 2
         with self.path.open("rb") as file:
             quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
         reader = csv.open_csv(
@@ -356,9 +362,10 @@ class _Csv(Table):
                 if not row.text.strip():
                     skipped += 1
                     continue
-                places.insert(row.number - skipped - done, None)
-                what = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                damaged[row.number - skipped] = what
+                place = row.number - skipped
+                places.insert(place - done, None)
+                damaged[place] = f"has {row.actual_columns} cells for {len(self.names)} columns"
+                self._unequal.add(place)
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
             done += found.num_rows
             yield found.rename_columns([*names])

@@ -102,10 +102,10 @@ class Feature:
         return self.shapes if self.gives_sizes else {}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The record of it, see `read`: its name, and the fields that are not empty."""
-        told = {key: one for key, one in vars(self).items() if one not in (None, "", (), {})}
-        return {"feature": type(self).__name__, **told}
+        fields = {key: one for key, one in vars(self).items() if one not in (None, "", (), {})}
+        return {"feature": type(self).__name__, **fields}
 
     @staticmethod
     def read(record: Mapping[str, Any]) -> Feature:
@@ -133,9 +133,9 @@ class Feature:
             pairs = zip(other.names, self.names, strict=True)
             if others := [pair for pair in pairs if len({*pair}) > 1]:
                 were, are = (listed(one, _SHOWN) for one in zip(*others, strict=True))
-                what = f"{type(self).__name__.lower()}"
+                kind = type(self).__name__.lower()
                 yield (
-                    f"were trained with the {what} {were}, and this run has {are} at the same"
+                    f"were trained with the {kind} {were}, and this run has {are} at the same"
                     " positions; these start from what was learned for the former"
                 )
         if other.scales != self.scales:
@@ -294,9 +294,9 @@ class Features(NamedTuple):
         return {**self.inputs.shapes, **self.targets.shapes}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The record of both."""
-        return {"inputs": self.inputs.told, "targets": self.targets.told}
+        return {"inputs": self.inputs.record, "targets": self.targets.record}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Features:
@@ -372,13 +372,13 @@ def apart(name: str) -> str:
     return f"{name} predicted" if name in ("path", "row", "index", "line", "target") else name
 
 
-def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
-    """Return a sample (`what`, `label`). Raise DataError where it is none."""
+def labelled(sample: Any, inputs: str, label: str = "label") -> tuple[Any, Any]:
+    """Return a sample (`inputs`, `label`). Raise DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
     is_some = isinstance(sample, list | tuple)
     found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
-    raise DataError(f"it is {found}, expected ({what}, {label})")
+    raise DataError(f"it is {found}, expected ({inputs}, {label})")
 
 
 def _below(cls: type[Feature]) -> Iterator[type[Feature]]:

@@ -80,7 +80,8 @@ def _become(how: Mapping[str, Any]) -> str:
     words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
     if "median" in how:
         words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
-        words += ["a column of 0 and 1 marks them"] * bool(how["gaps"])
+        if how["gaps"]:
+            words.append("a column of 0 and 1 marks them")
     return ", ".join(words)
 
 

@@ -70,7 +70,8 @@ class Classes(Feature):
         return number
 
     def fit(self, trained: Feature, label: str) -> tuple[Sequence[int] | None, str]:
-        names, has, known = trained.names, len(self.names), trained.shapes.get("num_classes")
+        names, has = trained.names, len(self.names)
+        known = trained.shapes.get("num_classes")
         is_other = isinstance(trained, Classes) and self.names != names
         if self._by_number(trained):
             if has != known:
@@ -119,11 +120,8 @@ class Classes(Feature):
         if self.top:
             found["probabilities"], classes = predicted.topk(self.top)
             found |= {"class": classes[:, 0], "classes": classes}
-        if (
-            isinstance(targets, torch.Tensor)
-            and targets.dim() == 1
-            and not targets.is_floating_point()
-        ):
+        is_row = isinstance(targets, torch.Tensor) and targets.dim() == 1
+        if is_row and not targets.is_floating_point():
             found["target"] = targets
         names = [*map(self._name, range(max(width, len(self.names))))]
         return {name: each.cpu().numpy() for name, each in found.items()}, {"class_names": names}
@@ -140,7 +138,9 @@ class Classes(Feature):
             found["top"] = [{"class": name(each), "probability": of} for each, of in likeliest]
         else:
             found["probabilities"] = {name(each): of for each, of in enumerate(chances)}
-        return found | ({"target": name(arrays["target"][place])} if "target" in arrays else {})
+        if "target" in arrays:
+            found["target"] = name(arrays["target"][place])
+        return found
 
     def cells(self, answer: Record) -> Record:
         """Return `p_NAME` for probabilities, or `class_2` and on for the next likeliest."""
@@ -203,9 +203,8 @@ class Labels(Feature):
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return probabilities [n, labels]."""
         found = {"probabilities": predicted, **like_targets(targets, predicted)}
-        return {name: each.cpu().numpy() for name, each in found.items()}, {
-            "label_names": self.names
-        }
+        arrays = {name: each.cpu().numpy() for name, each in found.items()}
+        return arrays, {"label_names": self.names}
 
     def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """Return labels and probabilities."""

@@ -94,8 +94,9 @@ def export(
 
     Raise ConfigError where it cannot be done, RunFailed where the export or the check fails.
     """
-    (record, path), cpu = located(run, which), torch.device("cpu")
-    trained = rebuilt(record, state := read(path), cpu, plain=True)
+    record, path = located(run, which)
+    state, cpu = read(path), torch.device("cpu")
+    trained = rebuilt(record, state, cpu, plain=True)
     with importable_from_here(record):
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
@@ -111,16 +112,13 @@ def export(
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    epoch, dims = state["position"]["epoch"], dict[int, Any]()
+    epoch, dims = state["position"]["epoch"], {} if batch_size else _dims(inputs)
     about = _metadata(run, trained, config, epoch, preprocess)
-    if not batch_size:
-        dims[0] = torch.export.Dim("batch")
-        if isinstance(inputs, Tokens):
-            dims[1] = torch.export.Dim("tokens", max=inputs.context)
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         given, outputs = _write(format, Path(beside.name), module, shown, dims, about)
-        call, parts = _call_of(format, Path(beside.name)), [_cut(arguments, n) for n in sizes]
+        call = _call_of(format, Path(beside.name))
+        parts = [_cut(arguments, size) for size in sizes]
         allowed, difference = _compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
             raise RunFailed(
@@ -194,6 +192,14 @@ def _metadata(
         about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
+
+
+def _dims(inputs: Feature) -> dict[int, Any]:
+    """Return the dimensions of samples that may have any size."""
+    batch = torch.export.Dim("batch")
+    if isinstance(inputs, Tokens):
+        return {0: batch, 1: torch.export.Dim("tokens", max=inputs.context)}
+    return {0: batch}
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:

@@ -127,7 +127,7 @@ class Inputs:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
         suffixes = (*self.pictures, *(self.below if path.is_dir() else self.suffixes))
         own = [suffix for suffix in suffixes if suffix not in self.pictures]
-        wanted = ", ".join(["pictures (.jpg, .png, ...)"] * bool(self.pictures) + own)
+        wanted = ", ".join(["pictures (.jpg, .png, ...)", *own] if self.pictures else own)
         if path.is_dir():
             # A part of a segmentation_folder has its masks next to its images.
             has_masks = (path / "images").is_dir() and (path / "masks").is_dir()
@@ -322,7 +322,7 @@ class Rows(Inputs):
         rows = rows.reshape(-1, max(1, rows.shape[-1]))
         if rows.shape[1] != len(names) or not len(rows):
             raise ConfigError(
-                f"rows of {rows.shape[1] * bool(len(rows))} cells: give {', '.join(names)}"
+                f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
             )
         cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
         columns = dict(zip(names, cells, strict=True))
@@ -344,23 +344,25 @@ class Rows(Inputs):
         else:
             table = open_table(Path(path))
         names = (name if name in table.names else base(name) for name in wanted)
-        taken = [name for name in dict.fromkeys(names) if name in table.names]
-        taken = table.names if is_array else taken
+        own = [name for name in dict.fromkeys(names) if name in table.names]
+        taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
-        several, columns = [*map(Column, taken)], listed(table.names, 20)
-        for column in several:
+        columns = [*map(Column, taken)]
+        for column in columns:
             column.read(first.column(column.name))
-        parts = [part for column in several for part in column.parts]
-        if len(parts) != len(wanted) and is_array:
+        parts = [part for column in columns for part in column.parts]
+        if is_array and len(parts) != len(wanted):
             raise ConfigError(
                 f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
             )
-        wanted = parts if is_array else wanted
-        for name in wanted:
-            if name not in parts:
-                what = f"has no column {name}, which the model takes; it has {columns}"
-                raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
+        if is_array:
+            return _Opened(table, taken, [*range(len(parts))])
+        if missing := next((name for name in wanted if name not in parts), None):
+            raise ConfigError(
+                f"{path}: has no column {missing}, which the model takes; it has"
+                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
+            )
         return _Opened(table, taken, [*map(parts.index, wanted)])
 
     @property
@@ -387,13 +389,13 @@ class Rows(Inputs):
             values = values[:, order]
             for name, counted in unknown.items():
                 new[name] += counted
-            told = {own[x]: texts_of(batch.column(x)) for x in others}
+            cells = {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
             for start in range(0, batch.num_rows, size):
                 places = range(start, min(start + size, batch.num_rows))
                 good = [place for place in places if place not in wrong]
                 about: list[Mapping[str, str | int]] = [
-                    {"path": path, "row": done + at + 1, **{x: told[x][at] for x in told}}
+                    {"path": path, "row": done + at + 1, **{x: cells[x][at] for x in cells}}
                     for at in good
                 ]
                 why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]

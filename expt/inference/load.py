@@ -89,18 +89,18 @@ def load(
 
 
 def located(
-    run: str | Path, which: str | None = None, *, trust_code: bool = False, compared: bool = False
+    run: str | Path, which: str | None = None, *, trust_code: bool = False, warns: bool = True
 ) -> tuple[Record, Path]:
     """Return the record of a run, and the file of its best or last checkpoint.
 
-    Warn and raise as `load` does; if the source of its classes was `compared`, not of that.
+    Warn and raise as `load` does; of other source of its classes only if it `warns`.
     """
     folder, which = run_and_which(run, which)
     record, file = trained_run(folder, which)
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
-    if not compared:
+    if warns:
         _warn_of_other_code(checkpoint_file.read(file)["config"], record)
     return record, file
 

@@ -98,8 +98,11 @@ class Predictor:
             device=self.device,
             channels_last=config.channels_last,
         )
-        workers, chosen = min(machine.usable_cpus(), 8), (cast("Split", split), self._plan.features)
-        found = build.load(dataset, config.task, *chosen, options, own=True, num_workers=workers)
+        part, features = cast("Split", split), self._plan.features
+        workers = min(machine.usable_cpus(), 8)
+        found = build.load(
+            dataset, config.task, part, features, options, own=True, num_workers=workers
+        )
         (loader,) = found.loaders
         build.keep_doubles(self.model, [loader])
         about, numbers = dataset.origin(config.task, split), loader.numbers()

@@ -73,7 +73,7 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
     writer, keys = csv.writer(text, lineterminator="\n"), list[str]()
 
     def write(answers: Answers, form: Feature) -> None:
-        rows = [flat(form, record) for record in form.answers(answers)]
+        rows = [csv_cells(form, record) for record in form.answers(answers)]
         if rows and not keys:
             keys.extend(rows[0])
             writer.writerow(map(in_csv, keys))
@@ -130,7 +130,7 @@ def to_terminal(print_line: Callable[[str], None]) -> Write:
     return write
 
 
-def flat(form: Feature, answer: Record) -> dict[str, Any]:
+def csv_cells(form: Feature, answer: Record) -> dict[str, Any]:
     """Return a number or a text for each cell of an answer: a list as JSON, nan as an empty one."""
     cells = form.cells(answer)
     for key, value in cells.items():
@@ -145,42 +145,51 @@ def flat(form: Feature, answer: Record) -> dict[str, Any]:
 def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> Iterator[Write]:
     """Yield a function that writes a PNG of class numbers for each picture, of its size.
 
-    It is named as the picture is below `root`. Raise ConfigError where two pictures would have one
-    mask, or a mask its picture's place.
+    It is named as the picture is below `root`. Raise ConfigError where names clash.
     """
+    _refuse_clashes(folder, paths, root)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    names: dict[Path, str] = {}
-    for path in paths:
-        mask = _name({"path": path}, root)
-        if names.setdefault(mask, path) != path:
-            raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
-        if os.path.abspath(folder / mask) == os.path.abspath(path):
-            raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
 
     def write(answers: Answers, form: Feature) -> None:
         sizes = answers.sizes or itertools.repeat(None)
         for about, mask, size in zip(answers.about, answers.arrays["masks"], sizes, strict=False):
-            path = beside / _name(about, root)
+            path = beside / _mask_name(about, root)
             path.parent.mkdir(parents=True, exist_ok=True)
             _picture(mask, size).save(path, format="PNG")
 
     try:
         yield write
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        if not folder.exists():
-            beside.rename(folder)
-        for waiting in sorted(beside.rglob("*.png")):  # in a folder that holds others, one by one
-            place = folder / waiting.relative_to(beside)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if place.exists() and not force:
-                raise ConfigError(f"{place}: is there by now; use --force, or another folder")
-            waiting.replace(place)
+        _move(beside, folder, force=force)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _name(about: Mapping[str, Any], root: str) -> Path:
+def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
+    """Raise ConfigError where two pictures would have one mask, or a mask its picture's place."""
+    names: dict[Path, str] = {}
+    for path in paths:
+        mask = _mask_name({"path": path}, root)
+        if names.setdefault(mask, path) != path:
+            raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
+        if os.path.abspath(folder / mask) == os.path.abspath(path):
+            raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
+
+
+def _move(beside: Path, folder: Path, *, force: bool) -> None:
+    """Move the masks into the folder: as a whole, or one by one where it holds other files."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    if not folder.exists():
+        beside.rename(folder)
+    for mask in sorted(beside.rglob("*.png")):
+        place = folder / mask.relative_to(beside)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not force:
+            raise ConfigError(f"{place}: is there by now; use --force, or another folder")
+        mask.replace(place)
+
+
+def _mask_name(about: Mapping[str, Any], root: str) -> Path:
     if "index" in about:
         stem = f"{Path(about['path']).stem}_" if "path" in about else ""
         return Path(f"{stem}{about['index']:06d}.png")
@@ -200,4 +209,5 @@ def _palette() -> Iterator[int]:
     """Yield Pascal VOC's colours: neighbours differ, and 0 is black."""
     for number in range(256):
         for shift in range(3):
-            yield sum((number >> 3 * bit + shift & 1) << 7 - bit for bit in range(8))
+            bits = ((number >> (3 * bit + shift)) & 1 for bit in range(8))
+            yield sum(bit << (7 - place) for place, bit in enumerate(bits))

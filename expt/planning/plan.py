@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
-from expt.data.loading import Batch, Shard, leaves, mapped, of_type
+from expt.data.loading import Batch, Shard, leaves, mapped
 from expt.errors import ConfigError, ExptError
 from expt.features import Features
 from expt.models import build as model_build
@@ -183,7 +183,7 @@ def _activations(
                 )
         if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
-        inputs, targets = of_type(module, sample.batch(size)[:2])
+        inputs, targets = data_build.in_its_type(module, sample.batch(size)[:2])
         batch, peak = Batch(inputs, targets, size), _Peak(module.parameters())
         with peak:
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(config.amp)):

@@ -280,6 +280,6 @@ class Predictions(list[dict[str, Any]]):
         """Return a row for each sample. Raises ImportError without pandas."""
         from pandas import DataFrame
 
-        from expt.inference.writing import flat
+        from expt.inference.writing import csv_cells
 
-        return DataFrame([flat(self.form, record) for record in self])
+        return DataFrame([csv_cells(self.form, record) for record in self])

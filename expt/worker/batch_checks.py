@@ -134,7 +134,7 @@ class _Look:
 
     def __init__(self, batch: Batch) -> None:
         self._few = _cut(batch) if can_be_cut(batch) and not batch.weightless else None
-        self._watched = [Watched(one, {}) for one in changes.own_code().values()]
+        self._watched = [Watched(one, {}) for one in changes.own_modules_and_classes().values()]
 
     def samples(self) -> Batch | None:
         """Return them; None where the batch can't be cut, or its use has changed the state."""

@@ -75,7 +75,7 @@ class FirstSteps:
         """Return the state of custom code as it is now."""
         watched, known = dict(self._objects), self._known()
         if self._is_custom:
-            watched |= changes.own_code()
+            watched |= changes.own_modules_and_classes()
         return {where: Watched(one, known, *_methods(one)) for where, one in watched.items()}
 
     def refuse_late(self) -> None:

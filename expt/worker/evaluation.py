@@ -96,7 +96,7 @@ def measure_weights(
     metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
     if evaluation.own_data:
         _warn_of_others(metrics, record, state, values.samples, config)
-    told = data.features.told
+    told = data.features.record
     update_result(
         paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
     )
@@ -108,7 +108,7 @@ def _read_run(evaluation: Evaluation, worker: Worker) -> tuple[Any, Any]:
     with progress.phase("loading the checkpoint"):
         # Only rank 0 looks: the run may be under way, and ranks would find different files.
         run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
-        found = located(run, which, compared=True) if is_first else None
+        found = located(run, which, warns=False) if is_first else None
         record, file = collectives.from_rank_0(found, worker.device)
         return record, read_together(file, worker, lambda _: read(file))
 

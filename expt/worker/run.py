@@ -109,7 +109,7 @@ class Run:
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         config, worker = self.config, self.worker
-        position, told = self.position, self.data.info.told
+        position, told = self.position, self.data.info.record
         if source is None:
             begun = first_weights.begin_with(config, self.learner.module, worker, told)
         else:
@@ -426,7 +426,7 @@ class Run:
             "plan": self.plan,
             "built": self.built,
             "lr": self.steps.lr,
-            "data": info.told,
+            "data": info.record,
             "sizes": info.sizes,
             "steps_per_epoch": self.position.steps_per_epoch,
             **self.learner.strategy.state_dict(),

@@ -15,7 +15,7 @@ from PIL import Image
 
 import expt
 from expt.config.identity import Identity, shown
-from expt.data import cache, fingerprint
+from expt.data import checksums, fingerprint
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths, write_atomically
@@ -101,7 +101,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cache, "SAMPLED", 5)
+    monkeypatch.setattr(checksums, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
     assert folder(root).fingerprint() == folder(tmp_path / "copy").fingerprint()
@@ -125,7 +125,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: Patch) -> None:
     ):
         remembered.write_text(content)
         assert folder(root).fingerprint() == first
-    monkeypatch.setattr(cache, "md5", None)  # nothing is read
+    monkeypatch.setattr(checksums, "md5", None)  # nothing is read
     assert folder(root).fingerprint() == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 
 from expt.data.build import warn_of_absent
-from expt.data.cache import Checksums
 from expt.data.checked_samples import read_all
+from expt.data.checksums import Checksums
 from expt.data.image_files import (
     files_below,
     left_out,

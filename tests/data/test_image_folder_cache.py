@@ -20,7 +20,7 @@ from PIL import Image
 import expt
 from expt.data import cache as theirs
 from expt.data import memory
-from expt.data.cache import Checksums
+from expt.data.checksums import Checksums
 from expt.data.image_files import fit, open_picture
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
@@ -58,10 +58,10 @@ def config(root: Path, **options: Any) -> Any:
     return dataset("dataset=image_folder dataset.root=x", root=str(root), **chosen)
 
 
-def decoded(listing: Listing, dataset: ImageFolder) -> theirs.Rows | None:
+def decoded(listing: Listing, dataset: ImageFolder) -> theirs.CachedImages | None:
     with Checksums.below(Path(dataset.root)) as sums:
-        name = image_folder._entry(listing, dataset, sums.known)
-    found = theirs.used(name, theirs.Rows) if name else None
+        name = image_folder._entry(listing, dataset, sums.of_unchanged)
+    found = theirs.read_entry(name, theirs.CachedImages) if name else None
     return found if found and found.are_whole else None
 
 
@@ -89,7 +89,9 @@ def test_the_first_epoch_fills_the_cache(root: Path, cache: Path, monkeypatch: P
     monkeypatch.setattr(memory, "place", lambda images, device: images.clone())  # as a GPU does
     streamed = growing(root, cache=False).train
     data, readers = growing(root), list[int]()
-    rows = theirs.used(next(name for name in entries(cache) if "train" in name), theirs.Rows)
+    rows = theirs.read_entry(
+        next(name for name in entries(cache) if "train" in name), theirs.CachedImages
+    )
     assert rows is not None
     assert not any(map(rows.has, range(80)))
     [*data.val.evaluation()]  # these are all there then
@@ -112,7 +114,9 @@ def test_what_a_killed_reader_has_half_written_is_not_read(
     root: Path, cache: Path, monkeypatch: Patch
 ) -> None:
     data = growing(root)
-    rows = theirs.used(next(name for name in entries(cache) if "train" in name), theirs.Rows)
+    rows = theirs.read_entry(
+        next(name for name in entries(cache) if "train" in name), theirs.CachedImages
+    )
     assert rows is not None
     whole = np.full(rows.images.shape[1:], 7, np.uint8)
     rows.images[3] = whole  # killed before the checksum
@@ -151,18 +155,18 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     kept = replace(kept, pictures=replace(kept.pictures, target=change))
     with pytest.raises(DataError, match="has changed"):
         kept[3]
-    assert not kept.rows.has(3)
+    assert not kept.cached.has(3)
 
 
 def test_a_changed_folder_is_decoded_again(root: Path, cache: Path) -> None:
     fill(root)
     listing = list_parts(root)["test"]
-    assert isinstance(arrays := decoded(listing, config(root)), theirs.Rows)
+    assert isinstance(arrays := decoded(listing, config(root)), theirs.CachedImages)
     assert isinstance(arrays.images, np.memmap)
     shutil.copy(listing.files[1], listing.files[0])
     assert decoded(listing, config(root)) is None
     fill(root)
-    assert isinstance(arrays := decoded(listing, config(root)), theirs.Rows)
+    assert isinstance(arrays := decoded(listing, config(root)), theirs.CachedImages)
     assert np.array_equal(arrays.images[0], arrays.images[1])
     assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
 
@@ -288,11 +292,13 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
     begun, left = threading.Event(), threading.Event()
 
     def write(folder: Path) -> None:
-        theirs.new_rows(folder, 3, (1, 2, 2))
+        theirs.new_images(folder, 3, (1, 2, 2))
         begun.set()
         left.wait()
 
-    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.Rows))
+    writer = threading.Thread(
+        target=theirs.fill_entry, args=("other-1.2", write, theirs.CachedImages)
+    )
     writer.start()
     begun.wait()
     stale = [cache / ".new-image_folder-train-a.b", cache / ".new-as_of_an_older_version"]
@@ -310,11 +316,11 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
 def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: Patch) -> None:
     def fill(name: str) -> None:
         def write(folder: Path) -> None:
-            rows = theirs.new_rows(folder, 3, (1, 100, 100))
+            rows = theirs.new_images(folder, 3, (1, 100, 100))
             for row in range(3):
                 rows.put(row, np.zeros((1, 100, 100), np.uint8))
 
-        theirs.fill(name, write, theirs.Rows)
+        theirs.fill_entry(name, write, theirs.CachedImages)
 
     names = ["a-1.1", "b-1.1", "c-1.1"]
     for second, name in enumerate(names):
@@ -322,7 +328,7 @@ def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: 
         os.utime(cache / name, (second, second))
     assert entries(cache) == names
     monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_500 / 1e9))
-    theirs.used("a-1.1", theirs.Rows)  # used again
+    theirs.read_entry("a-1.1", theirs.CachedImages)  # used again
     fill("d-1.1")
     assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]
     monkeypatch.setenv("EXPT_CACHE_GB", "much")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from expt.data import changes, custom
+from expt.data import checked_samples, custom
 from expt.data.augment import Mixing
 from expt.data.build import keep_doubles, mixing_of
 from expt.data.checked_samples import structure_of
@@ -347,7 +347,7 @@ class Rare(Dataset[Any]):
 def test_what_reading_a_rare_class_changes_is_known(
     how: str, told: str | None, rare: int, has_targets: bool, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(changes, "LIMIT_S", 60)
+    monkeypatch.setattr(checked_samples, "LIMIT_S", 60)
     kwargs = {"how": how, "rare": rare, "has_targets": has_targets}
     dataset = Custom(target=f"{__name__}.Rare", num_classes=2, num_workers=0, kwargs=kwargs)
     notes = custom.source(dataset, 0).notes

@@ -328,7 +328,7 @@ def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None
     one = data_of(Pictures, mixup=0.4, own=own)
     assert one.info.features.shapes["num_classes"] == 4
     assert (one.info.train_size, one.info.val_size) == (STEPS * BATCH, None)
-    assert one.info.told["is_uncounted"]
+    assert one.info.record["is_uncounted"]
     epoch = rows([*one.train.epoch(1)])
     several = [data_of(Pictures, rank, 2, mixup=0.4, own=own).train for rank in range(2)]
     assert global_rows([[*each.epoch(1)] for each in several]) == epoch

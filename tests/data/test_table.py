@@ -131,7 +131,7 @@ def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, 
         ("b",),
         [(text.partition(",")[0] or "Unnamed: 0") if text[0] != "b" else "Unnamed: 2"],
     )
-    told = built(of(path, features=None), CLASS).info.told
+    told = built(of(path, features=None), CLASS).info.record
     assert told["inputs"]["left_out"] == rows.left_out
     if text[0] != "b":
         named = of(path, features=(*rows.left_out, "b")).load(CLASS)
@@ -195,9 +195,9 @@ def test_a_class_that_most_rows_have_is_recorded(tmp_path: Path) -> None:
     path = written(tmp_path, "a,y\n" + "\n".join(rows))
     share = sum(row.endswith("u") for row in rows[:32]) / 32
     info = built(of(path, features=None, test_fraction=0.2, val_split="last"), CLASS).info
-    assert info.told["majority"] == ("u", share)
+    assert info.record["majority"] == ("u", share)
     even = written(tmp_path, "a,y\n" + "\n".join(f"{row},{'uv'[row % 2]}" for row in (3, 0) * 9))
-    assert "majority" not in built(of(even, features=None), CLASS).info.told
+    assert "majority" not in built(of(even, features=None), CLASS).info.record
 
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:

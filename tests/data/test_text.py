@@ -168,9 +168,9 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     whole = dataset.encode(LINES)
     assert len(whole) < len(LINES) / 2
     assert dataset.decode(whole) == LINES
-    tokens = dataset._read_once().images
+    tokens = dataset._read_once().tokens
     assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
-    assert isinstance(dataset._read_once().images, np.memmap), "from the cache"
+    assert isinstance(dataset._read_once().tokens, np.memmap), "from the cache"
     data = built(dataset)
     assert data.info.features.shapes == {"vocab_size": dataset.vocab_size(), "context": 10}
     assert data.val is not None
@@ -191,13 +191,13 @@ def test_a_tokenizers_own_truncation_and_padding_count_for_nothing(
     tokenizer: Path, tmp_path: Path
 ) -> None:
     (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
-    plain = text(root, tokens=str(tokenizer))._read_once().images.tolist()
+    plain = text(root, tokens=str(tokenizer))._read_once().tokens.tolist()
     other = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tokenizer))
     other.enable_truncation(16)
     other.enable_padding(length=9000)
     other.save(str(path := tmp_path / "other.json"))
     dataset = text(root, tokens=str(path))
-    assert dataset._read_once().images.tolist() == plain == dataset.encode(LINES)
+    assert dataset._read_once().tokens.tolist() == plain == dataset.encode(LINES)
 
 
 def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(

@@ -43,7 +43,7 @@ EVERY = [
 @pytest.mark.parametrize("feature", EVERY, ids=lambda feature: type(feature).__name__)
 def test_a_feature_comes_back_from_its_record(feature: Feature) -> None:
     both = Features(feature, feature)
-    again = Features.read(json.loads(json.dumps({**both.told, "train_size": 9})))
+    again = Features.read(json.loads(json.dumps({**both.record, "train_size": 9})))
     assert again == both
     assert again.shapes == both.shapes
     assert feature.fit(again.inputs, "here") == (None, "")
@@ -55,7 +55,7 @@ def test_features_of_ones_own_come_back_too() -> None:
         sides: tuple[str, ...]
 
     box = Box(sides=("left", "top"))
-    assert Feature.read(json.loads(json.dumps(box.told))) == box
+    assert Feature.read(json.loads(json.dumps(box.record))) == box
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_features_of_ones_own_come_back_too() -> None:
     [
         {},
         {"class_names": ["a"], "channels": 1, "image_size": [8, 8]},
-        {"inputs": {"feature": "Sound"}, "targets": Labels(names=("a",)).told},
-        {"inputs": Labels(names=("a",)).told, "targets": {"feature": "Mask", "classes": 3}},
+        {"inputs": {"feature": "Sound"}, "targets": Labels(names=("a",)).record},
+        {"inputs": Labels(names=("a",)).record, "targets": {"feature": "Mask", "classes": 3}},
     ],
 )
 def test_a_record_of_another_version_is_refused(record: dict[str, object]) -> None:

@@ -343,7 +343,7 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
 )
 def test_names_of_samples(inputs: Feature, label: str, noun: str, tmp_path: Path) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
-    create_result(paths, total_steps=30, data=Features(inputs, Anything()).told)
+    create_result(paths, total_steps=30, data=Features(inputs, Anything()).record)
     record_points(paths, (20, 1, RUNNING))
     with RunDisplay(paths, Console(file=out, width=100), epochs=3, print_every=20) as display:
         display.update()
@@ -355,7 +355,7 @@ def test_names_of_samples(inputs: Feature, label: str, noun: str, tmp_path: Path
 
 def test_a_run_says_first_what_it_has_found() -> None:
     sizes = {"train_size": 4380, "val_size": 48, "test_size": 120}
-    told = Features(Image(channels=1, image_size=(8, 8)), Classes(names=(*"abcd",))).told
+    told = Features(Image(channels=1, image_size=(8, 8)), Classes(names=(*"abcd",))).record
     assert describe_data({**sizes, **told}) == ["4,380 train, 48 val, 120 test; 4 classes"]
     (uneven,) = describe_data({**sizes, **told, "majority": ["a", 0.915]})
     assert uneven.endswith("4 classes, 91.5% of train are a")

@@ -298,7 +298,7 @@ def test_what_was_learned_under_other_names_is_told(
         Features(
             Columns(names=names if key == "columns" else ("a", "b"), width=2),
             Classes(names=names if key == "classes" else ("c", "d")),
-        ).told
+        ).record
         for names in (then, now)
     ]
     state = {"model": SAVED, "position": {}, "config": {}, "data": data[0]}

@@ -88,14 +88,14 @@ class Custom(kinds.DatasetConfig):
         return " ".join([chosen or self.target.rpartition(".")[2], *words])
 
     def note(self, used: Literal["to train", "to evaluate", "for pictures"]) -> str:
-        what = {
+        notes = {
             "to train": "may have changed the run's samples; that is not done to these",
             "to evaluate": "gives samples that are normalised as in training; let images be in"
             " [0, 1]",
             "for pictures": "does not prepare pictures of a prediction: each is scaled to the size"
             " of training, counted in [0, 1] and normalised; --split has its samples",
         }
-        return f"{self.target}: {what[used]}"
+        return f"{self.target}: {notes[used]}"
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Accept images as the class counts them."""

@@ -22,8 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
 from expt.data import cache, image_files, kinds
-from expt.data.cache import Checksums, of_content, of_files, sampled
-from expt.data.group_file import groups_of, lacking
+from expt.data.checksums import Checksums, of_content, of_files, sampled
+from expt.data.group_file import groups_of, without_line
 from expt.data.image_files import left_out, look
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 24  # bytes of pictures that are read before the first epoch, which takes a second
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
+_KINDS = ("images", "masks")  # folders of a segmentation_folder's part
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -115,18 +116,18 @@ class _Folder(kinds.DatasetConfig):
 
     def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
-        from expt.data.overlap import of_files as digests_of
+        from expt.data.overlap import digests_of_files
 
         groups, notes = self._groups(learns=how.trained_on is None), list[str]()
         for part, numbers in groups.items():
             if -1 in numbers and {*numbers} != {-1}:
                 files = [each[0] for each in self._samples()[part]]
-                what = lacking(part, numbers, files, self.root)
-                notes.append(f"{self.group} {what}; the groups of {part} are not looked at")
+                lines = without_line(part, numbers, files, self.root)
+                notes.append(f"{self.group} {lines}; the groups of {part} are not looked at")
 
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
-                return digests_of([each[0] for each in self._samples()[part]], sums)
+                return digests_of_files([each[0] for each in self._samples()[part]], sums)
 
         tensors = {part: torch.tensor(each) for part, each in groups.items() if -1 not in each}
         return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
@@ -199,10 +200,10 @@ class ImageFolder(_Folder, kinds.Images):
         try:
             with contextlib.suppress(DataError):
                 name = _entry(listing, self, sums.of) or ""
-                write = functools.partial(cache.new_rows, number=number, shape=shape)
-                cache.fill(name, write, cache.Rows)
-                if rows := cache.used(name, cache.Rows):
-                    rows.seal()
+                write = functools.partial(cache.new_images, number=number, shape=shape)
+                cache.fill_entry(name, write, cache.CachedImages)
+                if images := cache.read_entry(name, cache.CachedImages):
+                    images.seal()
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
                 raise DataError(
@@ -223,9 +224,9 @@ class ImageFolder(_Folder, kinds.Images):
             }
             pictures = pictures_of(pairs, self)
             for part, each in listings.items():
-                name = None if self.cache is False else _entry(each, self, sums.known)
-                if name and (rows := cache.used(name, cache.Rows)):
-                    kept[part] = Kept(pictures[part], each.labels, rows, how.device)
+                name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
+                if name and (images := cache.read_entry(name, cache.CachedImages)):
+                    kept[part] = Kept(pictures[part], each.labels, images, how.device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         named = Classes(names=tuple(classes), are_names=True)
@@ -267,14 +268,15 @@ def list_parts(
         sorted({composed(name) for folder in named for name in image_files.subfolders(folder)})
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
-        what = "no class folders in" if Path(root).is_dir() else "no folder"
+        missing = "no class folders in" if Path(root).is_dir() else "no folder"
         raise DataError(
-            f"dataset.root={root}: {what} {named[0]}: expected {root}/train/CLASS/IMAGE, and so in"
-            f" val and test, or {root}/CLASS/IMAGE of several classes"
+            f"dataset.root={root}: {missing} {named[0]}: expected {root}/train/CLASS/IMAGE, and so"
+            f" in val and test, or {root}/CLASS/IMAGE of several classes"
         )
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
-        every, start = image_files.files_below(folder), len(str(folder)) + 1
+        start = len(str(folder)) + 1
+        every = image_files.files_below(folder)
         images: dict[str, list[str]] = {name: [] for name in classes}
         for file in image_files.of_suffix(every, image_files.picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
@@ -291,8 +293,10 @@ def list_parts(
 
 
 def _found_as(file: str | None, paths: Iterable[str]) -> list[str]:
-    """Return the paths that are the file."""
-    return [path for path in paths if file and os.path.abspath(path) == os.path.abspath(file)]
+    """Return the paths that are the file, if there is one."""
+    if file is None:
+        return []
+    return [path for path in paths if os.path.abspath(path) == os.path.abspath(file)]
 
 
 def _problems(
@@ -350,19 +354,13 @@ class SegmentationFolder(_Folder):
         self._groups(learns=learns)
         pairs = self._samples()
         for part, folder in image_files.parts_there(self.root, self.splits).items():
-            every = [
-                *image_files.files_below(folder / "images"),
-                *image_files.files_below(folder / "masks"),
-            ]
+            every = [x for kind in _KINDS for x in image_files.files_below(folder / kind)]
             taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
-            image_files.report_left_out(
-                folder, left_out(every, taken), "picture in images or masks"
-            )
+            rest = left_out(every, taken)
+            image_files.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values, mode = (
-            image_files.mask_of(self, task) if task else None,
-            image_files.MODES[self.channels],
-        )
+        values = image_files.mask_of(self, task) if task else None
+        mode = image_files.MODES[self.channels]
         look = functools.partial(image_files.look_at_pair, mode=mode, values=values)
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
@@ -379,7 +377,7 @@ def list_pairs(folder: Path) -> list[tuple[str, ...]]:
 
     Raise DataError for a missing folder, and for every image or mask without the other.
     """
-    images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
+    images, masks = (_by_stem(folder / kind) for kind in _KINDS)
     problems = [
         f"{images[stem]} has no mask {folder / 'masks' / stem}.png"
         if stem in images

@@ -6,6 +6,7 @@ Files are prepared once by the driver, then mapped into memory by every worker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -18,7 +19,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Key, Size
-from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest
+from expt.data.cache import Arrays, cache_dir, decoded, digest
+from expt.data.checksums import Checksums, of_content
 from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Opening, Place
 from expt.errors import DataError
@@ -35,6 +37,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _OF_TEST = ("t10k", "test")  # how the names of its files begin, which come last
+_CHUNK = 1024  # images that are drawn at a time: bounds the memory next to the result
 _DIGITS = tuple("0123456789")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -303,19 +306,17 @@ def _read(original: _Original, paths: tuple[Path, ...], label: str) -> Arrays:
         images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
         return Arrays(images[:, None], labels.astype("int64"))
 
+    decode = read_idx_pair
     if original.label_key:
-        return decoded(label, paths, lambda: read_cifar(paths, original.label_key))
-    if any(path.suffix == ".gz" for path in paths):
-        return decoded(label, paths, read_idx_pair)
-    return read_idx_pair()  # bytes as they are: nothing to decode
+        decode = functools.partial(read_cifar, paths, original.label_key)
+    elif all(path.suffix != ".gz" for path in paths):
+        return read_idx_pair()  # bytes as they are: nothing to decode
+    return decoded(label, paths, of_content(paths), decode)
 
 
 def _images(channels: int, image_size: tuple[int, int], names: Sequence[str]) -> Features:
     images = Image(channels=channels, image_size=image_size)
     return Features(images, Classes(names=tuple(names)))
-
-
-_CHUNK = 1024  # images: bounds the memory next to the result
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -14,7 +14,7 @@ from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.columns import may_be_ids
 from expt.data.image_files import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import DatasetConfig, Group, HeldOut, Opening, Place, Standardise, ValSplit
-from expt.data.rows import Rows, Wanted, load, word
+from expt.data.rows import Rows, Wanted, features_word, load
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
 from expt.features import Anything, Classes, Features, Labels, Numbers
@@ -44,10 +44,8 @@ class _Table(DatasetConfig):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; another table that is evaluated has the columns of a run."""
         if (path := Path(self.path)).is_dir():
-            every = [
-                each for each in files_below(path) if not _is_about(Path(each).relative_to(path))
-            ]
-            report_left_out(path, left_out(every, map(str, files_of(path))), "part of the table")
+            paths = [x for x in files_below(path) if not _is_about(Path(x).relative_to(path))]
+            report_left_out(path, left_out(paths, map(str, files_of(path))), "part of the table")
         if learns:
             for note in notes_of(self.load(task), are_chosen=self.features is not None):
                 warn_once(f"{self.path}: {note}")
@@ -74,7 +72,8 @@ class _Table(DatasetConfig):
 
         If nobody names features, they are those that a run was `trained_on`, by its record.
         """
-        return load(Path(self.path), wanted(self, self.targets, self.features, task, trained_on))
+        columns = wanted_columns(self, self.targets, self.features, task, trained_on)
+        return load(Path(self.path), columns)
 
     def open(self, how: Opening) -> Source:
         """Return the rows; those of the test are drawn equally for all runs, or are the last."""
@@ -130,23 +129,25 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     yield from rows.notes
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
-    for what, each in texts.items():
+    for where, each in texts.items():
         spelled = sorted(("".join(text.split()).casefold(), text) for text in each)
         number = Counter(plain for plain, _ in spelled)
         if alike := listed(repr(text) for plain, text in spelled if number[plain] > 1):
-            yield f"{what} differ only in case or spaces: {alike}; write those alike that are one"
-    names, one = rows.feature_names, rows.features.columns
-    numbers = [(place, name) for place, name in enumerate(names) if name not in rows.texts]
-    ids = [name for place, name in numbers if may_be_ids(one([place])[:][:, 0])]
-    if not are_chosen and 0 < len(ids) < len(names):
+            yield f"{where} differ only in case or spaces: {alike}; write those alike that are one"
+    ids, others = list[str](), list[str]()
+    for place, name in enumerate(rows.feature_names):
+        is_number = name not in rows.texts
+        is_id = is_number and may_be_ids(rows.features.columns([place])[:][:, 0])
+        (ids if is_id else others).append(name)
+    if not are_chosen and ids and others:
         yield (
             f"column {listed(ids)} has a different integer in each row: if that is an ID, or gives"
-            f" the rows' order away, leave it out ({word([x for x in names if x not in ids])}), or"
-            f" keep it ({word(names)})"
+            f" the rows' order away, leave it out ({features_word(others)}), or keep it"
+            f" ({features_word(rows.feature_names)})"
         )
 
 
-def wanted(
+def wanted_columns(
     dataset: Any,
     targets: str | Sequence[str],
     features: Sequence[str] | None,

@@ -6,6 +6,7 @@ import functools
 import importlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.data.cache import Arrays, decoded, digest, of_content, state_of
+from expt.data.cache import Arrays, decoded, digest
+from expt.data.checksums import of_content, state_of
 from expt.data.image_files import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
-from expt.errors import ConfigError, DataError, collected, first_line
+from expt.errors import DataError, collected, first_line, require
 from expt.features import Features, Tokens
 from expt.late import np
 
@@ -40,6 +42,16 @@ class Extent(NamedTuple):
     stop: int
 
 
+class _Tokens(NamedTuple):
+    """The tokens of a text, and the characters that no token stands for."""
+
+    tokens: np.ndarray
+    lost: int
+    seen: int
+    first: str
+    """the first word with a lost character"""
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Text(DatasetConfig):
     """Windows of a plain file, or of all *.txt below a folder."""
@@ -55,8 +67,13 @@ class Text(DatasetConfig):
     OFFERS = (Tokens,)
 
     @property
+    def are_bytes(self) -> bool:
+        """True if no tokenizer makes its tokens."""
+        return self.tokens == "bytes"
+
+    @property
     def counted_as(self) -> Mapping[str, str]:
-        return {} if self.tokens == "bytes" else {"tokens": "tokenizer"}
+        return {} if self.are_bytes else {"tokens": "tokenizer"}
 
     def problems(self, task: Any) -> list[str]:
         if self.val_fraction + self.test_fraction >= 1:
@@ -64,7 +81,7 @@ class Text(DatasetConfig):
                 f"dataset.val_fraction={self.val_fraction}: with dataset.test_fraction="
                 f"{self.test_fraction} it leaves nothing to train on; use less"
             ]
-        if self.tokens != "bytes" and not self.tokens.endswith(".json"):
+        if not self.are_bytes and not self.tokens.endswith(".json"):
             return [
                 f"dataset.tokens={self.tokens}: is neither bytes nor a tokenizer's .json; use"
                 " dataset.tokens=bytes"
@@ -73,9 +90,9 @@ class Text(DatasetConfig):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         self.extents()
-        if self.tokens != "bytes":
-            lost, seen, *first = self._read_once().labels.tolist()
-            report_lost(self.root, lost, seen, "".join(map(chr, first)))
+        if not self.are_bytes:
+            text = self._read_once()
+            _report_lost(self.root, text.lost, text.seen, text.first)
         below = files_below(self.root)
         report_left_out(self.root, left_out(below, map(str, self.files())), "text")
 
@@ -84,17 +101,18 @@ class Text(DatasetConfig):
 
     def fingerprint(self) -> str:
         self.extents()
-        tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
-        return of_content((*self.files(), *tokenizer), self._kept)
+        return self._content()
 
-    @property
-    def _kept(self) -> str:
-        return f"text-{digest([str(Path(self.root).resolve())])}"
+    def _sources(self) -> tuple[Path, ...]:
+        return self.files() if self.are_bytes else (*self.files(), Path(self.tokens))
+
+    def _content(self) -> str:
+        return of_content(self._sources(), f"text-{digest([str(Path(self.root).resolve())])}")
 
     def open(self, how: Opening) -> Source:
         from expt.data.memory import of_extents
 
-        tokens = None if self.tokens == "bytes" else self._read_once().images
+        tokens = None if self.are_bytes else self._read_once().tokens
         return of_extents(self.extents(), self.known_features(), tokens)
 
     def known_features(self, vocabulary: int | None = None) -> Features:
@@ -107,9 +125,11 @@ class Text(DatasetConfig):
         Raise DataError for a text that is missing, no plain one, or too short: each part must hold
         a token and its next.
         """
-        files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
-        sizes = tuple(collected(_size, files if unit == "bytes" else ()))
-        sizes = sizes or (len(self._read_once().images),)
+        files, unit = self.files(), "bytes" if self.are_bytes else "tokens"
+        if self.are_bytes:
+            sizes = tuple(collected(_size, files))
+        else:
+            sizes = (len(self._read_once().tokens),)
         total = sum(sizes)
         test, val = round(total * self.test_fraction), round(total * self.val_fraction)
         bounds = [0, total - val - test, total - test, total]
@@ -140,80 +160,44 @@ class Text(DatasetConfig):
             )
         return tuple(files)
 
+    @property
+    def _coding(self) -> _Bytes | _OfTokenizer:
+        return _Bytes() if self.are_bytes else _OfTokenizer(self.tokens)
+
     def vocab_size(self) -> int:
         """Return how many tokens there are."""
-        if self.tokens == "bytes":
-            return 256
-        return 1 + int(max(self._tokenizer().get_vocab(with_added_tokens=True).values()))
+        return self._coding.vocab_size
 
     def encode(self, text: str) -> list[int]:
-        if self.tokens == "bytes":
-            return list(text.encode())
-        return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
-
-    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
-        if self.tokens != "bytes":
-            with refuse_unreadable(path), opened(Path(path)) as text:
-                reader = _Reader(self._tokenizer())
-                for number, words in enumerate(text, 1):
-                    yield number, np.array(reader.read(words.rstrip("\r\n")), np.int64)
-            report_lost(path, reader.lost, reader.seen, reader.first)
-            return
-        with refuse_unreadable(path), open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+        return self._coding.encode(text)
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 are replaced."""
-        if self.tokens == "bytes":
-            return bytes(tokens).decode(errors="replace")
-        return str(self._tokenizer().decode(tokens, skip_special_tokens=False))
+        return self._coding.decode(tokens)
 
-    def _read_once(self) -> Arrays:
-        """Return the tokens, and the numbers of characters that were lost and seen, and a lost one.
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        return self._coding.lines(path)
 
-        The last is by the code points of a piece of the text.
-        """
-        files, tokenizer = self.files(), self._tokenizer()
+    def _read_once(self) -> _Tokens:
+        """Return the tokens that the tokenizer makes of all files."""
+        files, coding = self.files(), _OfTokenizer(self.tokens)
 
         def read() -> Arrays:
-            reader = _Reader(tokenizer)
-            kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
+            kind = np.uint16 if coding.vocab_size <= 1 << 16 else np.uint32
             found: list[Any] = [np.empty(0, kind)]
 
             def read_one(path: Path) -> None:
                 with opened(path) as file:
                     while lines := file.readlines(_AT_A_TIME):
-                        found.append(np.array(reader.read("".join(lines)), kind))
+                        found.append(np.array(coding.read("".join(lines)), kind))
 
             collected(read_one, files)
-            about = [reader.lost, reader.seen, *map(ord, reader.first)]
+            about = [coding.lost, coding.seen, *map(ord, coding.first)]
             return Arrays(np.concatenate(found), np.array(about, np.int64))
 
-        return decoded("text", [*files, Path(self.tokens)], read, self._kept)
-
-    def _tokenizer(self) -> Any:
-        file = Path(self.tokens)
-        return _tokenizer(self.tokens, tuple(state_of(file)) if file.exists() else ())
-
-
-@functools.lru_cache(maxsize=1)  # a prediction has a text for each line
-def _tokenizer(file: str, _state: tuple[int, ...]) -> Any:
-    try:
-        library: Any = importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise ConfigError(
-            f"dataset.tokens={file}: needs tokenizers; pip install 'expt[tokenizers]'"
-        ) from error
-    try:
-        found = library.Tokenizer.from_file(file)
-    except Exception as error:  # the library raises no other
-        raise DataError(
-            f"dataset.tokens={file}: cannot be read as a tokenizer ({first_line(error)})"
-        ) from error
-    found.no_truncation()  # its file may have both, for the samples of another model
-    found.no_padding()
-    return found
+        tokens, about = decoded("text", self._sources(), self._content(), read)
+        lost, seen, *first = about.tolist()
+        return _Tokens(tokens, lost, seen, "".join(map(chr, first)))
 
 
 def _size(path: Path) -> int:
@@ -222,16 +206,55 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-class _Reader:
-    """A tokenizer, which counts the characters that it leaves out or has no token for."""
+class _Bytes:
+    """Tokens that are the bytes of UTF-8."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        model, self._tokenizer = tokenizer.model, tokenizer
-        named = getattr(model, "unk_token", None)
-        self._unknown = tokenizer.token_to_id(named) if named else None
-        if type(model).__name__ == "Unigram":  # its attributes have no number of it
-            self._unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        with refuse_unreadable(path), open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+
+
+class _OfTokenizer:
+    """Tokens of the tokenizer in a file; `read` counts the characters that it has no token for."""
+
+    def __init__(self, file: str) -> None:
+        self._tokenizer = _load(file, tuple(state_of(file)) if os.path.exists(file) else ())
         self.lost, self.seen, self.first = 0, 0, ""
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + int(max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        """The token of unknown characters, if there is one."""
+        model = self._tokenizer.model
+        if type(model).__name__ == "Unigram":  # its attributes have no number of it
+            found: int | None = json.loads(self._tokenizer.to_str())["model"]["unk_id"]
+            return found
+        named = getattr(model, "unk_token", None)
+        return self._tokenizer.token_to_id(named) if named else None
+
+    def encode(self, text: str) -> list[int]:
+        return [*self._tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        with refuse_unreadable(path), opened(Path(path)) as text:
+            for number, words in enumerate(text, 1):
+                yield number, np.array(self.read(words.rstrip("\r\n")), np.int64)
+        _report_lost(path, self.lost, self.seen, self.first)
 
     def read(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -250,7 +273,22 @@ class _Reader:
         return ids
 
 
-def report_lost(where: object, lost: int, seen: int, first: str) -> None:
+@functools.lru_cache(maxsize=1)  # a prediction has a text for each line
+def _load(file: str, _state: tuple[int, ...]) -> Any:
+    require(f"dataset.tokens={file}", "tokenizers", extra="tokenizers")
+    library: Any = importlib.import_module("tokenizers")
+    try:
+        found = library.Tokenizer.from_file(file)
+    except Exception as error:  # the library raises no other
+        raise DataError(
+            f"dataset.tokens={file}: cannot be read as a tokenizer ({first_line(error)})"
+        ) from error
+    found.no_truncation()  # its file may have both, for the samples of another model
+    found.no_padding()
+    return found
+
+
+def _report_lost(where: object, lost: int, seen: int, first: str) -> None:
     """Warn of characters of a text that no token stands for, if there are any."""
     if lost:
         warn_once(
