@@ -20,7 +20,7 @@ from expt.config.identity import VERSION, Content, Identity, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
-from expt.runs import continuing
+from expt.runs import continuing, lineage
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import Source
 from expt.runs.metrics_file import MetricsWriter
@@ -308,7 +308,7 @@ def continued(
 
 def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
     """Make the folder of a run, as its driver does; return the checkpoint that it begins from."""
-    content = continuing.of_fork(config, continuing.continued(config, RunPaths(folder)))
+    content = lineage.fork_content(config, lineage.record_to_continue(config, RunPaths(folder)))
     asked = request_of(config, folder, content, may_have_run=may_have_run)
     return Attempt(request=asked, devices=()).begin()
 

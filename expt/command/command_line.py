@@ -19,9 +19,9 @@ from expt.config import kept_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded, warn
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
-from expt.runs.named_checkpoint import named
+from expt.runs.named_checkpoint import run_named
 from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
 from expt.runs.paths import RunPaths, in_use, is_held, is_sweep
 from expt.runs.result import Record
@@ -187,7 +187,7 @@ class Parents:
 
         Raises ConfigError for a value of `fork` that is no run.
         """
-        new = [RunPaths(named("fork", each)[0]) for each in forks if each not in self._known]
+        new = [RunPaths(run_named("fork", each)[0]) for each in forks if each not in self._known]
         for run in new:
             kept_code.find_kept(run.code)
         return own_folders_of(new[0].hydra_settings) if new else []
@@ -198,7 +198,7 @@ class Parents:
             return list(words)
         try:
             known = self._known.get(values[0])
-            of = known["forked_from"] if known else continuing.record_of(values[0])
+            of = known["forked_from"] if known else lineage.fork_parent(values[0])
         except ConfigError:
             return list(words)
         return [*inherited(of["arguments"], words), *words]
@@ -208,4 +208,4 @@ class Parents:
 
         Raises ConfigError where the value of `fork` is not a run.
         """
-        return continuing.of_fork(config, self._known.get(config.fork or "", before))
+        return lineage.fork_content(config, self._known.get(config.fork or "", before))

@@ -14,18 +14,12 @@ from expt.config.own_code import is_of_main, targets
 from expt.errors import counted, warn
 from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
-from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
 from expt.runs.overrides import joined, words_after_expt
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
-from expt.runs.view.leaderboard import (
-    SUMMARY_CSV,
-    SUMMARY_TABLE,
-    leaderboard,
-    read_runs,
-    write_summary,
-)
+from expt.runs.view.leaderboard import SUMMARY_CSV, SUMMARY_TABLE, leaderboard, write_summary
 from expt.runs.view.listing import in_order
+from expt.runs.view.settings import read_runs
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import (
     Console,
@@ -36,7 +30,7 @@ from expt.runs.view.text import (
     shown_path,
     sweep_command,
 )
-from expt.search.conclusion import bad_trials, best_of, conclude_search
+from expt.search.conclusion import bad_trials, best_of, conclude_search, front_of
 
 _OF_SWEEPS = {"-m", "--multirun", "-q", "--quiet", "--json"}
 """Options of a sweep's command that are not those of one run."""
@@ -102,7 +96,7 @@ def describe_hidden(folder: Path, hidden: Sequence[FoundRun]) -> str:
 def _put_document(
     folder: Path, runs: Sequence[FoundRun], sort: str | None, hidden: Sequence[FoundRun]
 ) -> None:
-    best, front = best_of(folder, runs)
+    best = best_of(folder, runs)
     every = [*runs, *hidden]
     ranked = in_order(every, sort) if sort else every
     terminal.put_runs((run.folder, run.record) for run in ranked)
@@ -111,7 +105,7 @@ def _put_document(
         best_run=best and str(best.first.folder.absolute()),
         best=best and best.as_record,
         hidden=[str(run.folder.absolute()) for run in hidden],
-        pareto=[str(row.first.folder.absolute()) for row in front],
+        pareto=[str(row.first.folder.absolute()) for row in front_of(folder, runs)],
     )
 
 

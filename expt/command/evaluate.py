@@ -12,9 +12,8 @@ from expt.command.words import Parser, positive
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
-from expt.runs.found import results, without_copies
-from expt.runs.grid import in_newest
-from expt.runs.named_checkpoint import found
+from expt.runs.found import in_newest, results, without_copies
+from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
@@ -75,7 +74,7 @@ def evaluate(
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     asked = settings.read(words, config_dir, run=folder)
-    begun = [(run, found(run, asked.which)[0]) for run in _chosen(asked.run, best)]
+    begun = [(run, trained_run(run, asked.which)[0]) for run in _chosen(asked.run, best)]
     measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     from expt.launch import one_run
     from expt.runs.view.summary import print_evaluations
@@ -98,7 +97,7 @@ def evaluate(
 
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """Return the run, or the best ones of a sweep; `found` refuses anything else."""
+    """Return the run, or the best ones of a sweep; `trained_run` refuses anything else."""
     if not is_sweep(folder) and (best is None or not folder.exists()):
         return [folder]
     if RunPaths(folder).result.exists():

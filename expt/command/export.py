@@ -10,7 +10,7 @@ from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.errors import ConfigError, require
-from expt.runs.named_checkpoint import found, run_and_which
+from expt.runs.named_checkpoint import run_and_which, trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import Console, elapsed, say, shown_path
 
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     add("--force", action="store_true", help="overwrite an existing file")
     asked = parser.parse_args(list(words))
     run, which = run_and_which(asked.run, asked.which)
-    found(run, which)
+    trained_run(run, which)
     file = _file(run, asked.format, asked.output, force=asked.force)
     if not asked.tolerance > 0:
         raise ConfigError(f"--tolerance {asked.tolerance:g}: give a number above 0")

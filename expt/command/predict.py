@@ -16,10 +16,11 @@ from expt.command.words import Parser
 from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
-from expt.inference.plan import SPLITS, Plan
+from expt.inference.plan import Plan
 from expt.launch.launcher import refuse_in_torchrun
 from expt.progress import phase
 from expt.runs.named_checkpoint import run_and_which
+from expt.runs.tags import SPLITS
 from expt.runs.view.text import Console, say
 
 REPORTED = 10

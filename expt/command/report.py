@@ -15,12 +15,11 @@ from expt.command.conclude import conclude, describe_hidden, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun, without_copies
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, in_newest, without_copies
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED
 from expt.runs.view import verdict
-from expt.runs.view.leaderboard import filtered, leaderboard, read_runs
+from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import (
     check_key,
     chosen,
@@ -30,6 +29,7 @@ from expt.runs.view.listing import (
     runs_below,
     side_by_side,
 )
+from expt.runs.view.settings import filtered, read_runs
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.conclusion import best_of, search_in
@@ -180,7 +180,7 @@ def _print_filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None
     """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
     kept, among = found.in_rows(asked.filter)
     found.check("--sort", asked.sort)
-    best, _ = best_of(asked.folders[0], kept)
+    best = best_of(asked.folders[0], kept)
     terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
     terminal.put(best=best and best.as_record)
     console, old = Console(), stale(kept)

@@ -25,7 +25,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
-from expt.runs.grid import GridRecord, write_grid
+from expt.runs.found import GridRecord, write_grid
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record

@@ -35,8 +35,7 @@ from expt.launch.pool import Pool, PoolOptions, check_options
 from expt.machine import Machine
 from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
-from expt.runs.found import results
-from expt.runs.grid import GridRecord, read_grid, write_grid
+from expt.runs.found import GridRecord, read_grid, results, write_grid
 from expt.runs.overrides import quoted
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record

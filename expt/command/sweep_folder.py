@@ -27,12 +27,12 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.found import FoundRun, results
 from expt.runs.overrides import folder_names, literal
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record, begun_at_step
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
@@ -155,11 +155,11 @@ class SweepFolder:
             (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
         )
         if key not in self._contents:
-            before = continuing.continued(config)
+            before = lineage.record_to_continue(config)
             content = content_of(config, before)
             self._contents[key] = before, {**content, **self.parents.of_fork(config, before)}
         before, content = self._contents[key]
-        return continuing.identified(config, content, before)
+        return lineage.identity(config, content, before)
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""
@@ -248,7 +248,7 @@ def _asked(words: Sequence[str]) -> str:
 
 
 def _steps(record: Record) -> int:
-    before = record["forked_from"]["step"] if "forked_from" in record else 0
     epochs = len(record.get("epoch_s") or ())
-    done: int = record.get("steps") or before + epochs * record.get("steps_per_epoch", 0)
+    own = epochs * record.get("steps_per_epoch", 0)
+    done: int = record.get("steps") or begun_at_step(record) + own
     return done

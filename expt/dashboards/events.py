@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from expt.dashboards import hparams
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import EVENT_FILES, RunPaths, written
+from expt.runs.paths import RunPaths, written
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
@@ -40,9 +38,9 @@ def writer(
 ) -> Writer:
     """Return the writer of a run that continues after the step `resumed_at`.
 
-    Events until then are copied to a new file, in place of the earlier ones, but for the settings
-    and the end of the run, to which with `end_pictures` pictures of evaluations belong, unless the
-    run `is_done`: it draws none again. A fork has the curves of its parent.
+    Events until then are copied into a new file, without the settings and the run's end. With
+    `end_pictures` pictures of evaluations belong to that end, unless the run `is_done`: it draws
+    none again. A fork has the curves of its parent.
     """
     events = Writer(paths.folder, hyperparameters, charts)
     if resumed_at is None:
@@ -53,21 +51,28 @@ def writer(
         for point in points:
             events.write(point.step, {point.tag: point.value})
         return events
-    measured = {point.tag for point in points if point.step == resumed_at}
-    which = {"end_pictures": end_pictures, "is_done": is_done, "only_curves": is_fork}
-    kept = _until(earlier, resumed_at, measured, **which)
+    kept = _until(
+        earlier,
+        resumed_at,
+        {point.tag for point in points if point.step == resumed_at},
+        end_pictures=end_pictures,
+        is_done=is_done,
+        only_curves=is_fork,
+    )
     _replace_files(paths, hparams.begin(hyperparameters), [record for _, record in kept])
     return events
 
 
 def _earlier(paths: RunPaths) -> tuple[Sequence[Path], bool]:
     """Return the event files of the run that is continued, and whether that is a fork's parent."""
-    own, result = paths.event_files(), read_result(paths)
-    if not own and (resumed := result.get("resumed_from")):
+    if own := paths.event_files():
+        return own, False
+    result = read_result(paths)
+    if resumed := result.get("resumed_from"):
         return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files(), False
-    if not own and (forked := result.get("forked_from")):
+    if forked := result.get("forked_from"):
         return RunPaths(Path(forked["run"])).event_files(), True
-    return own, False
+    return [], False
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
@@ -75,7 +80,8 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     for path in files:
-        content, place = path.read_bytes(), 0
+        content = path.read_bytes()
+        place = 0
         while place < len(content):
             # the length, a checksum of four bytes, the event, and another checksum
             length = int.from_bytes(content[place : place + 8], "little")
@@ -111,31 +117,31 @@ def _until(
     `measured` are the tags of the curves that have a point of that step. Events after the first
     other one are of the end.
     """
-    found, ended = list[tuple["Event", bytes]](), False
+    found = list[tuple["Event", bytes]]()
+    is_end = False
     for event, record in records(files):
         if event.HasField("session_log"):  # hides events of earlier files from its step on
             found = [each for each in found if each[0].step < event.step]
         kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
-        if (
-            event.step > step
-            or event.WhichOneof("what") in ("file_version", "session_log")
-            or any(tag.startswith(_OF_THE_RUN) for tag in kinds)
-            or (only_curves and {*kinds.values()} != {"simple_value"})
-        ):
+        is_of_file = event.WhichOneof("what") in ("file_version", "session_log")
+        is_of_settings = any(tag.startswith(_OF_THE_RUN) for tag in kinds)
+        is_curve = {*kinds.values()} == {"simple_value"}
+        if event.step > step or is_of_file or is_of_settings or (only_curves and not is_curve):
             continue
         if event.step == step:
-            ended = ended or any(
-                kind == "simple_value"
-                and tag.replace(OBJECTIVE, tags.BEST, 1) not in measured
-                # Norms of layers are only in event files.
-                and not tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
-                for tag, kind in kinds.items()
-            )
+            curves = [tag for tag, kind in kinds.items() if kind == "simple_value"]
+            is_end = is_end or any(_is_of_end(tag, measured) for tag in curves)
             is_review = any(tag.startswith((tags.CONFUSION, tags.MISTAKES)) for tag in kinds)
-            if (ended or (end_pictures and is_review)) and not (is_done and is_review):
+            is_left_out = is_end or (end_pictures and is_review)
+            if is_left_out and not (is_done and is_review):
                 continue
         found.append((event, record))
     return found
+
+
+def _is_of_end(tag: str, measured: Collection[str]) -> bool:
+    is_norm = tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))  # only in event files
+    return not is_norm and tag.replace(OBJECTIVE, tags.BEST, 1) not in measured
 
 
 def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> None:
@@ -150,8 +156,7 @@ def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> No
         forget = Event(wall_time=now, session_log=SessionLog(status=SessionLog.START))
         hparams.append(file, forget, Event(wall_time=now, summary=start))
         file.writelines(kept)
-    name = f"{EVENT_FILES}{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-1"  # before .0
-    there = temporary.replace(paths.folder / name)
+    there = temporary.replace(hparams.event_file(paths.folder, now, -1))  # before SummaryWriter's 0
     for path in {*earlier} - {there}:
         path.unlink()
 

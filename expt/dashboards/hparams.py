@@ -80,6 +80,12 @@ def _summary(tag: str, **content: Any) -> Summary:
     return Summary(value=[value])
 
 
+def event_file(folder: Path, time_s: float, number: int) -> Path:
+    """Return an event file as TensorBoard's writer names it; files are read by second, number."""
+    host = socket.gethostname()
+    return folder / f"{EVENT_FILES}{int(time_s):010d}.{host}.{os.getpid()}.{number}"
+
+
 def append(file: IO[bytes], *events: Event) -> None:
     """Write events to a file, to an empty one the version that it begins with."""
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
@@ -100,7 +106,7 @@ def add_failure(folder: Path, hyperparameters: Mapping[str, Value]) -> None:
     events = [Event(wall_time=now, summary=end("failure", now))]
     path = max(RunPaths(folder).event_files(), default=None)
     if path is None:
-        path = folder / f"{EVENT_FILES}{now:.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        path = event_file(folder, now, 0)
         events.insert(0, Event(wall_time=now, summary=begin(hyperparameters)))
     with path.open("ab") as file:
         append(file, *events)

@@ -24,6 +24,7 @@ from expt.training import collectives
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,6 +43,9 @@ _AT_ONCE = 4
 MOST_CLASSES = 400
 """The largest number of classes whose confusion matrix is drawn."""
 _NAMED, _NUMBERED, _READABLE = 100, 20, 10
+"""The largest number whose names are drawn, whose counts are, and whose cells fit a card."""
+TRAIN_IMAGES, MISTAKES = 16, 16
+"""The largest number of images of a picture."""
 
 
 def whole(image: Bytes) -> Image:
@@ -66,14 +70,14 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Image:
     mode = "L" if images.shape[3] == 1 else "RGB"
     resampling = Image.Resampling.NEAREST if height >= images.shape[1] else Image.Resampling.BOX
     canvas = Image.new(mode, (WIDTH, rows * cell_height), "white")
-    draw = ImageDraw.Draw(canvas)
+    draw, font = ImageDraw.Draw(canvas), _font(10)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = index % _COLUMNS * cell_width, index // _COLUMNS * cell_height
         tile = whole(image).resize((width, height), resampling)
         canvas.paste(tile, (left + (_TILE - width) // 2, top))
         for line, text in enumerate(caption.split("\n")):
-            fitted = _shortened(text, _TILE, 10)
-            draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(10), fill="black")
+            place = left, top + height + 1 + line * _LINE
+            draw.text(place, _shortened(text, _TILE, font), font=font, fill="black")
     return canvas
 
 
@@ -85,40 +89,51 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Ima
     from PIL import Image, ImageDraw
 
     classes = len(names)
-    size = 11 if classes <= _NUMBERED else 8
-    longest = max(int(_font(size).getlength(_shortened(name, _NAME, size))) for name in names)
-    margin = max(18, longest + 8) if classes <= _NAMED else 2
+    font = _font(11 if classes <= _NUMBERED else 8)
+    labels = [_shortened(name, _NAME, font) for name in names] if classes <= _NAMED else []
+    longest = max((int(font.getlength(label)) for label in labels), default=0)
+    margin = max(18, longest + 8) if labels else 2
     cell = _cell(classes, margin)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     # The root: rare confusions are to be seen.
     shades = (np.sqrt(shares) * 255).astype(np.uint8)
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
-    width = max(WIDTH, margin + classes * cell + 2)
     side, end = classes * cell, margin + classes * cell
-    canvas = Image.new("L", (width, end + 2 + _LINE), 0)
+    canvas = Image.new("L", (max(WIDTH, end + 2), end + 2 + _LINE), 0)
     draw = ImageDraw.Draw(canvas)
     canvas.paste(
         Image.fromarray(shades).resize((side, side), Image.Resampling.NEAREST), (margin, margin)
     )
     draw.rectangle((margin - 1, margin - 1, end, end), outline=60)
     draw.text((4, end + 1), "rows: true, columns: predicted", font=_font(11), fill=255)
-    if classes <= _NAMED:
-        for index, name in enumerate(names):
-            text, place = _shortened(name, _NAME, size), margin + index * cell + cell // 2
-            draw.text((margin - 5, place), text, font=_font(size), fill=255, anchor="rm")
-            if longest <= cell - 4:  # else only rows are named; columns have their order
-                draw.text((place, margin - 5), text, font=_font(size), fill=255, anchor="ms")
+    middles = [margin + index * cell + cell // 2 for index in range(classes)]
+    for middle, label in zip(middles, labels, strict=False):
+        draw.text((margin - 5, middle), label, font=font, fill=255, anchor="rm")
+        if longest <= cell - 4:  # else only rows are named; columns have their order
+            draw.text((middle, margin - 5), label, font=font, fill=255, anchor="ms")
     if classes <= _NUMBERED:
-        largest = str(counts.max())
-        fitting = [size for size in (12, 11, 10, 9) if _font(size).getlength(largest) < cell]
-        font = _font(fitting[0] if fitting else 8)
-        for row, column in zip(*np.nonzero(counts), strict=True):
-            middle = margin + column * cell + cell // 2, margin + row * cell + cell // 2
-            fill = 0 if shades[row, column] > 110 else 255
-            draw.text(middle, str(counts[row, column]), font=font, fill=fill, anchor="mm")
+        _draw_counts(draw, counts, middles, cell, is_dark=shades > 110)
     ramp = np.linspace((255, 255, 255), _DARK, 256).astype(np.uint8)
     canvas.putpalette(ramp.tobytes())
     return canvas
+
+
+def _draw_counts(
+    draw: ImageDraw,
+    counts: npt.NDArray[np.int64],
+    middles: Sequence[int],
+    cell: int,
+    *,
+    is_dark: npt.NDArray[np.bool_],
+) -> None:
+    """Write the counts that are not zero into their cells."""
+    largest = str(counts.max())
+    fitting = [size for size in (12, 11, 10, 9) if _font(size).getlength(largest) < cell]
+    font = _font(fitting[0] if fitting else 8)
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        fill = 0 if is_dark[row, column] else 255
+        text = str(counts[row, column])
+        draw.text((middles[column], middles[row]), text, font=font, fill=fill, anchor="mm")
 
 
 def _cell(classes: int, margin: int) -> int:
@@ -143,9 +158,7 @@ def _font(size: int) -> FreeTypeFont | ImageFont:
     return ImageFont.load_default(size)
 
 
-@cache
-def _shortened(text: str, width: int, size: int = 11) -> str:
-    font = _font(size)
+def _shortened(text: str, width: int, font: FreeTypeFont | ImageFont) -> str:
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:
@@ -203,7 +216,7 @@ class Review:
         if len(self._parts) > _AT_ONCE:  # else batches of few samples would be kept whole
             self._parts = [_most_costly(self._parts, self._keep)]
 
-    def gathered(self) -> Seen | None:
+    def gather(self) -> Seen | None:
         """Return on rank 0 all workers' confusion matrix and their mistakes; a collective."""
         confusion = None if self.confusion is None else self.confusion.cpu()
         found = collectives.gather_across_workers((confusion, self.mistakes()))
@@ -232,7 +245,40 @@ def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
     return Mistakes(*(column[:wrong] for column in found))
 
 
-TRAIN_IMAGES, MISTAKES = 16, 16
+def all_names(names: Sequence[str], outputs: int) -> list[str]:
+    """Return the names of a model's outputs: those beyond the classes have a number."""
+    return [*names, *map(str, range(len(names), outputs))]
+
+
+def by_class(counts: Tensor, names: Sequence[str]) -> dict[str, ByClass]:
+    """Return the shares of each class by a confusion matrix [true class, predicted class].
+
+    A share of no sample is None.
+    """
+
+    def share(part: int, whole: int) -> float | None:
+        return part / whole if whole else None
+
+    names, found = all_names(names, len(counts)), dict[str, ByClass]()
+    given, guessed, right = counts.sum(1).tolist(), counts.sum(0).tolist(), counts.diag().tolist()
+    for number, (name, row) in enumerate(zip(names, counts.tolist(), strict=True)):
+        found[name] = {
+            "samples": given[number],
+            "precision": share(right[number], guessed[number]),
+            "recall": share(right[number], given[number]),
+            "f1": share(2 * right[number], given[number] + guessed[number]),
+            "predicted": {names[at]: count for at, count in enumerate(row) if count},
+        }
+    return found
+
+
+def caption(names: Sequence[str], target: Tensor) -> str:
+    """Return the caption of a class [], or of a mixed image's shares [num_classes]."""
+    if not target.dim():
+        return names[int(target)]
+    shares, classes = target.topk(2)
+    found = zip(shares.tolist(), classes.tolist(), strict=True)
+    return "\n".join(f"{names[index]} {share:.0%}" for share, index in found if share)
 
 
 class RunPictures:
@@ -286,39 +332,3 @@ class RunPictures:
             visible = (images.float() * self._std + self._mean).clamp_(0, 1)
             pixels = visible.mul_(255).round_().byte().permute(0, 2, 3, 1)
             events.picture(tag, image_grid(np.ascontiguousarray(pixels), captions), step)
-
-
-def all_names(names: Sequence[str], outputs: int) -> list[str]:
-    """Return the names of a model's outputs: those beyond the classes have a number."""
-    return [*names, *map(str, range(len(names), outputs))]
-
-
-def by_class(counts: Tensor, names: Sequence[str]) -> dict[str, ByClass]:
-    """Return the shares of each class by a confusion matrix [true class, predicted class].
-
-    A share of no sample is None.
-    """
-
-    def share(part: int, whole: int) -> float | None:
-        return part / whole if whole else None
-
-    names, found = all_names(names, len(counts)), dict[str, ByClass]()
-    given, guessed, right = counts.sum(1).tolist(), counts.sum(0).tolist(), counts.diag().tolist()
-    for number, (name, row) in enumerate(zip(names, counts.tolist(), strict=True)):
-        found[name] = {
-            "samples": given[number],
-            "precision": share(right[number], guessed[number]),
-            "recall": share(right[number], given[number]),
-            "f1": share(2 * right[number], given[number] + guessed[number]),
-            "predicted": {names[at]: count for at, count in enumerate(row) if count},
-        }
-    return found
-
-
-def caption(names: Sequence[str], target: Tensor) -> str:
-    """Return the caption of a class [], or of a mixed image's shares [num_classes]."""
-    if not target.dim():
-        return names[int(target)]
-    shares, classes = target.topk(2)
-    found = zip(shares.tolist(), classes.tolist(), strict=True)
-    return "\n".join(f"{names[index]} {share:.0%}" for share, index in found if share)

@@ -35,12 +35,14 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.provenance import program
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
-from expt.runs.view.text import Console, say, shown_path
+from expt.runs.view.text import Console, field, say, shown_path
 
 POLL_S, MAX_WAIT_S = 1.0, 60.0
 """Seconds between two looks at the folders; at most, where the dashboard can't be reached."""
 END_S = 10.0
 """Seconds for the rest, if the command was killed and could not say how long."""
+PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
+"""Seconds that a dashboard gets at a command's end for the rest; after Ctrl-C."""
 NICENESS = 10
 """The niceness of its process: workers come first."""
 LEFT, AT = "left: ", "at: "
@@ -193,61 +195,6 @@ def runs_in(folder: Path) -> list[RunPaths]:
     return []
 
 
-def _listen(has_ended: threading.Event) -> None:
-    """Wait until the command has ended, and then end this process after the seconds it says."""
-    words = sys.stdin.read()
-    patience_s = float(words) if words.strip() else END_S
-    has_ended.set()
-    time.sleep(patience_s)  # the main thread ends this process, or waits for a server
-    with contextlib.suppress(OSError):
-        os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
-    os._exit(1)
-
-
-def main(name: str, folder: Path) -> None:
-    """Send until the command ends, and then the rest."""
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    has_ended, sender, failures = threading.Event(), Sender(name), 0
-    threading.Thread(target=_listen, args=(has_ended,), daemon=True).start()
-    if package := registry.trackers()[name].PACKAGE:
-        with contextlib.suppress(ImportError):  # it takes seconds, before any run has a number
-            importlib.import_module(package)
-    while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
-        try:
-            sender.send(runs_in(folder))
-            failures = 0
-        except Exception as error:  # errors of these clients are of many classes
-            failures += 1
-            if failures == 1:
-                warn(f"{name}: {in_a_line(error)}; runs train on, it is tried again")
-    end = time.monotonic() + 3.0  # workers of a killed command may still be there
-    while time.monotonic() < end and any(
-        read_result(paths).get("status") == RUNNING and is_held(paths) for paths in runs_in(folder)
-    ):
-        time.sleep(0.1)
-    left = ""
-    try:
-        sender.send(runs_in(folder), last=True)
-        sender.end()
-    except Exception as error:
-        left = f"{LEFT}{in_a_line(error)}"
-    print(*(f"{AT}{address}" for address in sender.addresses), left, sep="\n", flush=True)
-
-
-if __name__ == "__main__":
-    from setproctitle import setproctitle
-
-    setproctitle(f"expt send {sys.argv[1]} {sys.argv[2]}")
-    sys.stderr = sys.stdout  # for warnings; the reader drops lines of libraries
-    main(sys.argv[1], Path(sys.argv[2]))
-    os._exit(0)  # no atexit hook of a library is waited for
-
-
-PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
-"""Seconds that a dashboard gets at a command's end for the rest; after Ctrl-C."""
-
-
 class Sending:
     """The dashboards' processes of one command; none of them is waited for but in `wait`."""
 
@@ -327,9 +274,61 @@ class _Process:
         self._reader.join(1.0)
         for line in self._said:
             if line.startswith(AT):
-                say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
+                say(Console(), field(self._name, line.removeprefix(AT)))
         left = [line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)]
         if self._process.returncode or left:
             again = shlex.join([*program().split(), "send", shown_path(self._folder)])
             why = left[0] if left else "its process has died"
             warn(f"{self._name}: not all could be sent ({why}); the rest, once: {again}")
+
+
+def _listen(has_ended: threading.Event) -> None:
+    """Wait until the command has ended, and then end this process after the seconds it says."""
+    words = sys.stdin.read()
+    patience_s = float(words) if words.strip() else END_S
+    has_ended.set()
+    time.sleep(patience_s)  # the main thread ends this process, or waits for a server
+    with contextlib.suppress(OSError):
+        os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
+    os._exit(1)
+
+
+def main(name: str, folder: Path) -> None:
+    """Send until the command ends, and then the rest."""
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    has_ended, sender = threading.Event(), Sender(name)
+    failures = 0
+    threading.Thread(target=_listen, args=(has_ended,), daemon=True).start()
+    if package := registry.trackers()[name].PACKAGE:
+        with contextlib.suppress(ImportError):  # it takes seconds, before any run has a number
+            importlib.import_module(package)
+    while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
+        try:
+            sender.send(runs_in(folder))
+            failures = 0
+        except Exception as error:  # errors of these clients are of many classes
+            failures += 1
+            if failures == 1:
+                warn(f"{name}: {in_a_line(error)}; runs train on, it is tried again")
+    end = time.monotonic() + 3.0  # workers of a killed command may still be there
+    while time.monotonic() < end and any(
+        read_result(paths).get("status") == RUNNING and is_held(paths) for paths in runs_in(folder)
+    ):
+        time.sleep(0.1)
+    left = ""
+    try:
+        sender.send(runs_in(folder), last=True)
+        sender.end()
+    except Exception as error:
+        left = f"{LEFT}{in_a_line(error)}"
+    print(*(f"{AT}{address}" for address in sender.addresses), left, sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    from setproctitle import setproctitle
+
+    setproctitle(f"expt send {sys.argv[1]} {sys.argv[2]}")
+    sys.stderr = sys.stdout  # for warnings; the reader drops lines of libraries
+    main(sys.argv[1], Path(sys.argv[2]))
+    os._exit(0)  # no atexit hook of a library is waited for

@@ -16,6 +16,9 @@ from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import DAMAGED, LOST, RUNNING, Record, is_lost, read_result
 
 EPOCH = "epoch"
+"""The tag of the points that have a step's epoch."""
+_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
+"""Fields of a record that are tags."""
 
 
 class Snapshot(NamedTuple):
@@ -51,8 +54,8 @@ class Snapshot(NamedTuple):
     def tags(self) -> dict[str, str]:
         """Further facts of the run, as texts."""
         record: Mapping[str, Any] = self.record
-        forked, search = record.get("forked_from") or {}, record.get("search") or {}
-        begun, user = record.get("weights_from") or {}, None
+        forked, begun = record.get("forked_from") or {}, record.get("weights_from") or {}
+        user = None
         with contextlib.suppress(KeyError, OSError, ImportError):  # a container's nameless user
             user = getpass.getuser()
         found = {
@@ -65,7 +68,7 @@ class Snapshot(NamedTuple):
             "user": user,
             **{f"expt.fork.{key}": forked.get(key) for key in ("run", "identity", "step", "epoch")},
             **{f"expt.weights.{key}": begun.get(key) for key in ("run", "identity")},
-            "expt.search.number": search.get("number"),
+            "expt.search.number": (record.get("search") or {}).get("number"),
             **{f"expt.{key}": record.get(key) for key in _TAGGED},
         }
         return {key: str(value) for key, value in found.items() if value is not None}
@@ -73,33 +76,28 @@ class Snapshot(NamedTuple):
     @property
     def summary(self) -> dict[str, float]:
         """Results of the run other than the last value of each tag."""
-        record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
-        found: dict[str, Any] = {
-            "objective": objective["value"] if objective else None,
-            "best/epoch": best["epoch"] if best else None,
+        record: Mapping[str, Any] = self.record
+        found = {
+            "objective": (record.get("objective") or {}).get("value"),
+            "best/epoch": (record.get("best") or {}).get("epoch"),
             **{key: record.get(key) for key in ("samples_per_s", "first_step_s", "eval_s")},
         }
-        return {
-            key: float(value)
-            for key, value in found.items()
-            if value is not None and math.isfinite(value)
-        }
+        known = {key: float(value) for key, value in found.items() if value is not None}
+        return {key: value for key, value in known.items() if math.isfinite(value)}
 
     def files(self, *, checkpoints: bool) -> list[Path]:
         """Return the files that a dashboard keeps of it."""
         paths = self.paths
         found = [paths.result, paths.metrics, *sorted(paths.hydra.glob("*.yaml"))]
-        found += [paths.best, paths.last] if checkpoints else []
+        if checkpoints:
+            found += [paths.best, paths.last]
         return [path for path in found if path.is_file()]
 
     def digest(self, *, checkpoints: bool) -> str:
         """Return a text that changes where there is something else to send."""
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns)
-                 for path in self.files(checkpoints=False)]  # fmt: skip
-        return json.dumps([self.status, checkpoints, stats])
-
-
-_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
+        stats = [(path.name, path.stat()) for path in self.files(checkpoints=False)]
+        sizes = [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
+        return json.dumps([self.status, checkpoints, sizes])
 
 
 def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:

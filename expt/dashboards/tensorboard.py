@@ -100,7 +100,7 @@ class Dashboard:
         if self._pictures and self._review is not None and (self._reviews or is_last):
             before = self.spent_s
             with self._timed():
-                seen = self._review.gathered()
+                seen = self._review.gather()
                 self._pictures.draw(seen, split, self._events, self._position.step)
             self._pictures_s = self.spent_s - before
         if self._events:
@@ -161,14 +161,14 @@ class LayerValues:
                 if events:
                     events.write(step, dict(zip(named, values, strict=True)))
             self._gradient_norms = None
-        each = itertools.chain.from_iterable(self._layers.values())
-        for name, parameter in each if self._settings.histograms else ():
-            parts = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
-            for kind, part in parts.items():
-                values = None if part is None else sharding.whole(part)
-                if events and values is not None and bool(values.isfinite().all()):
-                    events.histogram(f"{kind}/{name}", values, step)
-        self._gradients = {}
+        if self._settings.histograms:
+            for name, parameter in itertools.chain.from_iterable(self._layers.values()):
+                parts = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
+                for kind, part in parts.items():
+                    values = None if part is None else sharding.whole(part)
+                    if events and values is not None and bool(values.isfinite().all()):
+                        events.histogram(f"{kind}/{name}", values, step)
+            self._gradients = {}
 
 
 def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:

@@ -12,8 +12,8 @@ from expt.config.schema import RunConfig
 from expt.data.checksums import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
-from expt.runs import continuing
-from expt.runs.named_checkpoint import chosen
+from expt.runs import lineage
+from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import Record
@@ -24,9 +24,9 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
     Raises DataError or ConfigError as `content_of` does, and where a fork's parent is not there.
     """
-    before = continuing.continued(config, paths)
+    before = lineage.record_to_continue(config, paths)
     content = content_of(config, before)
-    return continuing.identified(config, {**content, **continuing.of_fork(config, before)}, before)
+    return lineage.identity(config, {**content, **lineage.fork_content(config, before)}, before)
 
 
 @progress.phase("looking at the dataset's files")
@@ -54,7 +54,7 @@ def _of_weights(config: RunConfig) -> str | None:
     if config.weights is None:
         return None
     try:
-        return of_content([chosen(config.weights).file], "weights")
+        return of_content([weights_named(config.weights).file], "weights")
     except ConfigError:
         if config.resume is not None:  # its checkpoint has the trained ones
             return None
@@ -67,7 +67,7 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, continuing.continued(config, request.paths))
+    now = content_of(config, lineage.record_to_continue(config, request.paths))
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}

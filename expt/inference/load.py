@@ -21,7 +21,7 @@ from expt.inference.inputs import Inputs, inputs_of
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import found, run_and_which
+from expt.runs.named_checkpoint import run_and_which, trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
@@ -96,7 +96,7 @@ def located(
     Warn and raise as `load` does; of other source of its classes only if it `warns`.
     """
     folder, which = run_and_which(run, which)
-    record, file = found(folder, which)
+    record, file = trained_run(folder, which)
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)

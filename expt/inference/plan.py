@@ -13,9 +13,8 @@ from expt.data.image_files import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature, Features
 from expt.inference.inputs import inputs_of
-from expt.runs.named_checkpoint import found
-
-SPLITS = ("train", "val", "test")
+from expt.runs.named_checkpoint import trained_run
+from expt.runs.tags import SPLITS
 
 
 class Plan:
@@ -37,7 +36,7 @@ class Plan:
         """Raise ConfigError for no run, and for samples that it does not take."""
         self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
         self.device, self.amp, self.trust_code = device, amp, trust_code
-        self.record, _ = found(run, which)
+        self.record, _ = trained_run(run, which)
         self.config: RunConfig = recorded(self.record["config"])
         self.data: dict[str, Any] = self.record["data"]
         self.features = Features.read(self.data)

@@ -22,6 +22,8 @@ from expt.runs.overrides import literal
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a custom class."""
 _LISTS_OF_CLASSES = ("callbacks", "dataset.transforms", "dataset.eval_transforms")
+_NAME = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE | re.ASCII)
+"""The keys of a mapping that Hydra's grammar takes without quotes."""
 
 
 def words_of(
@@ -53,7 +55,7 @@ def folder_word(folder: str | Path | None, *, sweep: bool) -> list[str]:
 
 
 class _Setting:
-    """One key, dotted, and how its value becomes words."""
+    """A dotted key, whose value becomes words."""
 
     def __init__(self, key: str, sweep: bool) -> None:
         key = re.sub(r"\[(\d+)\]", r".\1", key)  # of an element
@@ -63,14 +65,13 @@ class _Setting:
 
     def words(self, value: Any) -> Iterator[str]:
         """Yield the words for `value`; a group's choice comes before its keys."""
-        if self._key in OF_CLASSES:
-            value = as_setting(value, self._key)
+        value = self._given(value)
         if self._key == "search.when" and isinstance(value, Mapping):
             value = [f"{condition}: {axis}" for condition, axis in value.items()]
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
         elif self._sweep and (axis := _axis(self._key, value)) is not None:
-            yield Exact(f"{self._key}={','.join(map(self._text, axis))}")
+            yield Exact(f"{self._key}={','.join(self._text(self._given(each)) for each in axis)}")
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
                 text = text_of(f"{self._key}.{name}", as_setting(metric, name))
@@ -80,9 +81,11 @@ class _Setting:
         else:
             yield Exact(f"{self._key}={self._text(value)}")
 
+    def _given(self, value: Any) -> Any:
+        return as_setting(value, self._key) if self._key in OF_CLASSES else value
+
     def _below(self, values: Mapping[str, Any]) -> Iterator[str]:
-        target = values.get("_target_")
-        if self._is_group and target is not None:
+        if self._is_group and values.get("_target_") is not None:
             yield from self._class(values)
             return
         if self._is_group and "name" in values:
@@ -93,6 +96,7 @@ class _Setting:
                 yield from _Setting(f"{self._key}.{name}", sweep).words(value)
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a class with the first value of each axis, then the axes of its arguments."""
         axes = {
             name: axis
             for name, value in values.items()
@@ -107,8 +111,6 @@ class _Setting:
         if self._key in _LISTS_OF_CLASSES and value is not None:
             several = value if isinstance(value, list | tuple) else [value]
             value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(several)]
-        if self._key in OF_CLASSES:
-            value = as_setting(value, self._key)
         return text_of(self._key, value)
 
 
@@ -125,9 +127,6 @@ def _axis(key: str, value: Any) -> list[Any] | None:
     if not value:
         raise ConfigError(f"{key}={list(value)!r}: an axis of a sweep needs values")
     return list(value)
-
-
-_KEY = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE | re.ASCII)
 
 
 def text_of(key: str, value: Any) -> str:
@@ -148,7 +147,7 @@ def _plain(key: str, value: Any) -> Any:
         value = os.fsdecode(value)
     if isinstance(value, functools.partial | Mapping):
         items = as_setting(value, key).items()
-        return {_name(key, name): _plain(f"{key}.{name}", each) for name, each in items}
+        return {_checked_name(key, name): _plain(f"{key}.{name}", each) for name, each in items}
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
         value = value.tolist()
     if isinstance(value, list | tuple | range):
@@ -179,8 +178,8 @@ def as_setting(value: Any, key: str) -> Any:
     return value
 
 
-def _name(key: str, name: object) -> str:
-    if isinstance(name, str) and _KEY.fullmatch(name):
+def _checked_name(key: str, name: object) -> str:
+    if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     fix = "use letters, digits, - and _, and a letter first"
     raise ConfigError(f"{key}: has the key {name!r}; {fix}")
@@ -203,10 +202,10 @@ def dotted(key: str, cls: Any) -> str:
     if getattr(sys.modules.get(cls.__module__), name, None) is not cls:
         why = f"{cls.__module__} now has another class of that name, or none; import it again"
         raise ConfigError(f"{key}={name}: {why}")
-    path = f"{cls.__module__}.{name}"
-    if old := own_code.older_here([path]):
+    full_name = f"{cls.__module__}.{name}"
+    if old := own_code.older_here([full_name]):
         warn(f"{key}={name}: {', '.join(old)} changed since its import here; the file is trained")
-    return path
+    return full_name
 
 
 class Interval(str):

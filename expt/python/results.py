@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, decimals, did_you_mean
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun, results
-from expt.runs.grid import in_newest
+from expt.runs.found import FoundRun, in_newest, results
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html
-from expt.runs.view.leaderboard import Row, leaderboard, spread
+from expt.runs.view.leaderboard import leaderboard, spread
+from expt.runs.view.settings import Row
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from expt.features import Feature
     from expt.inference.load import TrainedModel
+
+
+WIDTH = 110
+"""The width of a leaderboard as a text [characters]."""
 
 
 class Metrics(dict[str, float]):
@@ -62,9 +66,10 @@ class Result:
         shown = metrics_of(self.config.get("task"))
         named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
         metrics = ", ".join(f"{tag} {decimals(value)}" for tag, value in named) or "none"
-        seconds, reached = sum(self.record.get("epoch_s") or []), "none"
+        reached = "none"
         if best := self.best:
             reached = f"{best['metric']} {decimals(best['value'])} in epoch {best['epoch']}"
+        seconds = sum(self.record.get("epoch_s") or [])
         return (
             f"expt.Result {self.status}\n  folder   {self.folder}\n  metrics  {metrics}\n"
             f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"
@@ -166,15 +171,15 @@ class Runs(list[Result]):
             found = in_newest(folder, found)[0]
         found = found or self._found()  # all are of earlier grids
         around = folders.pop() if len(folders) == 1 else Path()
-        best = best_of(around, found)[0] if found else None
+        best = best_of(around, found) if found else None
         if best is None:
             raise RunFailed(
                 "no run has completed, measured its objective and kept all constraints, or they"
                 " were chosen by different ones"
             )
-        of = {run.folder: run for run in self}
-        repetitions = Runs(of[run.folder] for run in best.runs)
-        first = of[best.first.folder]
+        by_folder = {run.folder: run for run in self}
+        repetitions = Runs(by_folder[run.folder] for run in best.runs)
+        first = by_folder[best.first.folder]
         return BestResult(first.folder, first.record, repetitions, best)
 
     def _found(self) -> list[FoundRun]:
@@ -196,10 +201,6 @@ class BestResult(Result):
             return shown
         of_all = f"{row.objective} {spread(row.values)}, {row.status}"
         return f"{shown}\n  setting  the first of {row.total} repetitions: {of_all}"
-
-
-WIDTH = 110
-"""The width of a leaderboard as a text [characters]."""
 
 
 class FailedResult(Result):
@@ -252,12 +253,13 @@ class SweepResult(Runs):
             return "expt.SweepResult of no runs"
         text = io.StringIO()
         Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
-        few = f", {len(self.pruned)} pruned" if self.pruned else ""
-        few += f", {len(self.failed)} failed" if self.failed else ""
+        head = f"expt.SweepResult of {len(self)} runs"
+        if self.pruned:
+            head += f", {len(self.pruned)} pruned"
+        if self.failed:
+            head += f", {len(self.failed)} failed"
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
-        return "\n".join(
-            [f"expt.SweepResult of {len(self)} runs{few}", text.getvalue().rstrip(), *failures]
-        )
+        return "\n".join([head, text.getvalue().rstrip(), *failures])
 
 
 class Predictions(list[dict[str, Any]]):
@@ -270,8 +272,9 @@ class Predictions(list[dict[str, Any]]):
 
     def __repr__(self) -> str:
         lines = [f"expt.Predictions of {len(self):,} samples", *(f"  {each}" for each in self[:3])]
-        more = [f"  ... {len(self) - 3:,} more; .to_pandas() is a table"] if len(self) > 3 else []
-        return "\n".join([*lines, *more])
+        if len(self) > 3:
+            lines.append(f"  ... {len(self) - 3:,} more; .to_pandas() is a table")
+        return "\n".join(lines)
 
     def to_pandas(self) -> DataFrame:
         """Return a row for each sample. Raises ImportError without pandas."""

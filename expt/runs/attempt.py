@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,8 @@ from expt import signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, provenance
+from expt.gpus import energy_j
+from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
@@ -27,9 +28,9 @@ from expt.runs.result import (
     RUNNING,
     STATUSES,
     Record,
-    cost_at_start,
     cost_until_now,
     create_result,
+    device_s,
     read_result,
     result_of_any,
     so_far,
@@ -124,7 +125,7 @@ class Attempt:
             **(_kept(earlier, "search", "rerun_of") if is_same else {}),
             **({} if until is None else {"until_epoch": until}),
             **self._lineage(source),
-            **cost_at_start(self.devices, earlier),
+            **_cost_at_start(self.devices, earlier),
             "started": time.time() - (time.monotonic() - request.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -146,16 +147,24 @@ class Attempt:
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = continuing.forked_from(request.config, found)
+                record["forked_from"] = lineage.fork_entry(request.config, found)
             else:
                 before = result_of_any(found.paths)
                 own = ("imported",) if source.rule == "resume" else ()
                 record = _kept(before, "weights_from", *own)
                 if "forked_from" in before:
-                    record["forked_from"] = continuing.still_forked_from(before, request.config)
+                    record["forked_from"] = lineage.updated_fork_entry(before, request.config)
         if weights is not None and "weights_from" not in record:
             record["weights_from"] = begun_from(weights, request.identity.content.get("weights"))
         return record
+
+
+def _cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
+    """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
+    begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
+    if (metered := energy_j(devices)) is not None:
+        begun["energy_j_before"] = earlier.get("energy_j", 0.0) - metered
+    return begun
 
 
 def _kept(record: Record, *keys: str) -> Record:

@@ -289,7 +289,7 @@ class Writer:
         shards = {key: value for key, value in found.items() if hasattr(value, "to_local")}
         with checkpoint_file.full_disk_in_words(folder):
             write_parts(folder, shards, self._group)
-        return {PARTS: checkpoint_file.described(folder)} if self._is_first else {}
+        return {PARTS: checkpoint_file.parts_in(folder)} if self._is_first else {}
 
 
 def copied(state: Any) -> Any:

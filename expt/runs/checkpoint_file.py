@@ -38,29 +38,11 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None:
-    """Have `by` write a temporary file, and sync it before it replaces the one at `path`.
-
-    `keep` older files stay, as NAME-1 (the newest) and so on. Raises RunFailed, with the old files
-    as they were.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as temporary:
-        with temporary.open("wb") as file:
-            by(file)
-            file.flush()
-            os.fsync(file.fileno())
-        names = [path, *(numbered(path, number) for number in range(1, keep + 1))]
-        for newer, older in reversed([*itertools.pairwise(names)]):
-            if newer.exists():
-                keep_as(newer, older)
-
-
 def check(path: Path) -> None:
     """Raise CheckpointError where a run's checkpoint, or a part of it, is not as it was written."""
-    parts = read(path).get(PARTS)
+    parts = parts_of(path, read(path).get(PARTS))
     safetensors.check(path)
-    for file, digest in parts_of(path, parts).items():
+    for file, digest in parts.items():
         if sha256_of(file) != digest:
             raise CheckpointError(f"{path}: {file}, a part of it, is truncated or damaged")
 
@@ -97,21 +79,6 @@ def stamp(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def parts_of(path: Path, parts: Mapping[str, Any] | None) -> dict[Path, str]:
-    """Return the files that are `parts` of a checkpoint, and their checksums.
-
-    Raises CheckpointError where one is missing, or would be elsewhere.
-    """
-    if parts is None:
-        return {}
-    if any("/" in name or name == ".." for name in (parts["folder"], *parts["files"])):
-        raise CheckpointError(f"{path}: names parts outside of its folder")
-    folder = path.parent / parts["folder"]
-    if missing := [name for name in parts["files"] if not (folder / name).is_file()]:
-        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
-    return {folder / name: digest for name, digest in parts["files"].items()}
-
-
 def candidates(last: Path) -> list[Path]:
     """Return `last` and the older files next to it that exist, newest first.
 
@@ -130,34 +97,27 @@ def candidates(last: Path) -> list[Path]:
     return found
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that nothing reads it; return its new name."""
-    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
-    new = next(name for name in names if not name.exists())
-    path.rename(new)
-    return new
+def numbered(path: Path, number: int) -> Path:
+    """Return the name of another checkpoint next to `path`: an older one, or a best one's step."""
+    return path.with_stem(f"{path.stem}-{number}")
 
 
-@contextlib.contextmanager
-def full_disk_in_words(path: Path) -> Iterator[None]:
-    """Raise RunFailed where there is no space for `path`."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL:
-            raise
-        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
-        raise not_written(path, first_line(error)) from error
+def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None:
+    """Have `by` write a temporary file, and sync it before it replaces the one at `path`.
 
-
-def not_written(path: Path, reason: str, what: str = "the checkpoint") -> RunFailed:
-    """Return the error for a file that probably found no room on its disk."""
-    free_mb = shutil.disk_usage(path.parent).free / 1e6
-    fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or name a folder on another"
-    fix += " disk by hydra.run.dir"
-    if os.strerror(errno.EFBIG) in reason:
-        fix = "files may not be so large here; raise the limit, by ulimit -f or of the file system"
-    return RunFailed(f"{path}: {what} could not be written; {fix} ({reason[:200]})")
+    `keep` older files stay, as NAME-1 (the newest) and so on. Raises RunFailed, with the old files
+    as they were.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            by(file)
+            file.flush()
+            os.fsync(file.fileno())
+        names = [path, *(numbered(path, number) for number in range(1, keep + 1))]
+        for newer, older in reversed([*itertools.pairwise(names)]):
+            if newer.exists():
+                keep_as(newer, older)
 
 
 @contextlib.contextmanager
@@ -178,16 +138,16 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def keep_as(last: Path, best: Path) -> None:
-    """Give the file `last` the second name `best`; the next `last` is another file.
+def keep_as(file: Path, name: Path) -> None:
+    """Give a file a second `name`, so that it stays when its own is given to another.
 
     In another folder it has its parts, too.
     """
-    if last.parent != best.parent:
-        with full_disk_in_words(best):
-            bring(last, best.parent)
-    with _replacing(best) as temporary:
-        link(last, temporary)
+    if file.parent != name.parent:
+        with full_disk_in_words(name):
+            bring_parts(file, name.parent)
+    with _replacing(name) as temporary:
+        link(file, temporary)
 
 
 def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
@@ -204,11 +164,6 @@ def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
         file.unlink()
 
 
-def numbered(path: Path, number: int) -> Path:
-    """Return the name of another checkpoint next to `path`: an older one, or a best one's step."""
-    return path.with_stem(f"{path.stem}-{number}")
-
-
 def link(source: Path, target: Path) -> None:
     """Give a file a second name; where the disk has no links, make a copy."""
     try:
@@ -217,6 +172,50 @@ def link(source: Path, target: Path) -> None:
         raise
     except OSError:  # another disk, or one without links
         shutil.copyfile(source, target)
+
+
+@contextlib.contextmanager
+def full_disk_in_words(path: Path) -> Iterator[None]:
+    """Raise RunFailed where there is no space for `path`."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
+        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
+        raise not_written(path, first_line(error)) from error
+
+
+def not_written(path: Path, reason: str, what: str = "the checkpoint") -> RunFailed:
+    """Return the error for a file that probably found no room on its disk."""
+    if os.strerror(errno.EFBIG) in reason:
+        fix = "files may not be so large here; raise the limit, by ulimit -f or of the file system"
+    else:
+        free_mb = shutil.disk_usage(path.parent).free / 1e6
+        fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or name a folder on another"
+        fix += " disk by hydra.run.dir"
+    return RunFailed(f"{path}: {what} could not be written; {fix} ({reason[:200]})")
+
+
+def parts_of(path: Path, parts: Mapping[str, Any] | None) -> dict[Path, str]:
+    """Return the files that are `parts` of a checkpoint, and their checksums.
+
+    Raises CheckpointError where one is missing, or would be elsewhere.
+    """
+    if parts is None:
+        return {}
+    if any("/" in name or name == ".." for name in (parts["folder"], *parts["files"])):
+        raise CheckpointError(f"{path}: names parts outside of its folder")
+    folder = path.parent / parts["folder"]
+    if missing := [name for name in parts["files"] if not (folder / name).is_file()]:
+        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
+    return {folder / name: digest for name, digest in parts["files"].items()}
+
+
+def parts_in(folder: Path) -> dict[str, Any]:
+    """Return the entry of a checkpoint for the parts in `folder`."""
+    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    return {"folder": folder.name, "files": files}
 
 
 def sha256_of(path: Path) -> str:
@@ -228,17 +227,12 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """Return the entry of a checkpoint for the parts in `folder`."""
-    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
-    return {"folder": folder.name, "files": files}
-
-
-def bring(last: Path, target: Path) -> None:
-    """Link or copy the parts of the checkpoint `last`, if it has any, into the folder `target`."""
-    parts = read(last).get(PARTS)
-    files = parts_of(last, parts)
-    if parts is None or (goal := target / parts["folder"]).exists():
+def bring_parts(path: Path, target: Path) -> None:
+    """Link or copy the parts of a checkpoint, if it has any, into the folder `target`."""
+    if (parts := read(path).get(PARTS)) is None:
+        return
+    files, goal = parts_of(path, parts), target / parts["folder"]
+    if goal.exists():
         return
     temporary = goal.with_name(f".{goal.name}")  # until it is whole it is no folder of parts
     shutil.rmtree(temporary, ignore_errors=True)
@@ -267,11 +261,11 @@ def remove_unnamed(checkpoints: Path) -> None:
     A checkpoint that is set aside keeps its own, for missing ones may come back.
     """
     with contextlib.suppress(CheckpointError):
-        found = [read(path).get(PARTS) for path in checkpoints.glob("*.safetensors")]
+        every = [read(path).get(PARTS) for path in checkpoints.glob("*.safetensors")]
         for path in checkpoints.glob("*.safetensors.corrupt*"):
             with contextlib.suppress(CheckpointError):
-                found.append(read(path).get(PARTS))
-        named = {one["folder"] for one in found if one}
+                every.append(read(path).get(PARTS))
+        named = {parts["folder"] for parts in every if parts}
         for folder in (*checkpoints.glob("step-*.parts"), *checkpoints.glob(".step-*.parts")):
             if folder.name not in named:
                 shutil.rmtree(folder, ignore_errors=True)

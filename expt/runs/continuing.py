@@ -1,14 +1,13 @@
 """Continue from a run: `resume` is the same run further, `fork` another from all of its state.
 
-Both begin from a checkpoint, which is found, compared by the rule of the word (each key in
+Both begin from a checkpoint, which is found, compared as `resume` or `fork` demands (each key in
 expt.config.schema says when it may differ), and brought into the run's folder. All of it happens
-before workers start, and free of torch. The origin of a run is part of its identity.
+before workers start, and free of torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import re
 import shlex
@@ -19,22 +18,19 @@ from typing import Any, Literal, NamedTuple
 from expt.config import keys, own_code
 from expt.config.constraints import typed
 from expt.config.groups import TargetScheduler, planned_steps
-from expt.config.identity import LENGTH, VERSION, Content, Identity, digest, shown
+from expt.config.identity import VERSION, shown
 from expt.config.length import effective
 from expt.config.parse import as_typed, recorded
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, metrics_file, provenance
+from expt.runs import checkpoint_file, lineage, metrics_file, provenance
 from expt.runs.checkpoint_file import candidates
-from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
+from expt.runs.named_checkpoint import Checkpoint, checkpoint_named, checkpoints, read, run_named
 from expt.runs.overrides import joined, literal
-from expt.runs.paths import RunPaths, written
+from expt.runs.paths import RunPaths, set_aside, written
 from expt.runs.request import RunRequest
-from expt.runs.result import RUNNING, Forked, Record, result_of_any
+from expt.runs.result import result_of_any
 
-OTHER_VERSION = (
-    "is of another version of expt, whose runs are shown but not continued; start a new run"
-)
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 """Keys that change the number of an epoch's steps."""
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
@@ -49,31 +45,33 @@ class Source(NamedTuple):
     rule: Literal["resume", "fork"]
     checkpoint: Checkpoint
 
-    def instead(self, config: RunConfig | None = None) -> str:
-        """Return the advice where the run can't begin so; `config` if only its settings forbid."""
-        run, fork = shlex.quote(str(self.checkpoint.run)), self._replace(rule="fork")
-        if config and self.rule == "resume" and not fork.changed(config):
-            lengths = {key: getattr(config, key) for key in ("epochs", "max_steps")}
-            then = self.checkpoint.config
-            longer = [f"{key}={n}" for key, n in lengths.items() if n and n != then.get(key)]
-            kept = [_typed(key, shown(config)) for key in self.changed(config)]  # it has all others
-            words = [f"fork={run}@{self.checkpoint.step}", *kept, *(fork.longer(config) or longer)]
-            return f"begin another run from there by {' '.join(words)}"
-        if self.rule == "resume" and config is None:
-            return "start a new run"
+    def instead(self, config: RunConfig) -> str:
+        """Return the advice where the settings of the run forbid it to begin so."""
+        fork = self._replace(rule="fork")
+        if self.rule == "fork" or fork.changed(config):
+            return self.by_weights()
+        run, step = shlex.quote(str(self.checkpoint.run)), self.checkpoint.step
+        settings, then = shown(config), self.checkpoint.config
+        kept = [_typed(key, settings) for key in self.changed(config)]  # it has all others
+        longer = {key: settings[key] for key in ("epochs", "max_steps")}
+        longer = {key: n for key, n in longer.items() if n not in (None, then.get(key))}
+        lengths = (fork.least_lengths(config) or longer).items()
+        words = [f"fork={run}@{step}", *kept, *(f"{key}={n}" for key, n in lengths)]
+        return f"begin another run from there by {' '.join(words)}"
+
+    def by_weights(self) -> str:
+        """Return the advice where nothing of the checkpoint but weights may be used."""
+        run = shlex.quote(str(self.checkpoint.run))
         return f"begin a new run from what fits of its weights by weights={run}@last"
 
-    def longer(self, config: RunConfig) -> list[str]:
-        """Return the settings of a run that has steps left to train, where this one has none."""
-        found, is_fork = self.checkpoint, self.rule == "fork"
-        done = {"epochs": found.epochs_done if is_fork else found.epoch, "max_steps": found.step}
-        least = {key: number + is_fork for key, number in done.items()}
+    def least_lengths(self, config: RunConfig) -> dict[str, int]:
+        """Return the least values of `epochs` and `max_steps`, of those that are below them."""
+        found = self.checkpoint
+        least = {"epochs": found.epoch, "max_steps": found.step}
+        if self.rule == "fork":  # which trains further
+            least = {"epochs": found.epochs_done + 1, "max_steps": found.step + 1}
         asked = {key: getattr(config, key) for key in least}
-        return [
-            f"{key}={number}"
-            for key, number in least.items()
-            if asked[key] is not None and asked[key] < number
-        ]
+        return {key: n for key, n in least.items() if asked[key] is not None and asked[key] < n}
 
     def changed(self, config: RunConfig) -> list[str]:
         """Return the keys that differ from the checkpoint's run though they must not."""
@@ -83,15 +81,18 @@ class Source(NamedTuple):
         exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
         then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
         found = [key for key in keys.differing(then, now, rule) if key not in exempt]
-        return [key for key in found if rule != "resume" or not self._is_ahead(key, config)]
+        if rule == "resume":
+            found = [key for key in found if not self._is_ahead(key, config)]
+        return found
 
     def _is_ahead(self, key: str, config: RunConfig) -> bool:
         """Return whether a key has had no effect until this checkpoint, then and now."""
         if keys.meaning(key).resume != "ahead":
             return False
-        at = self.checkpoint.state["steps_per_epoch"], self.checkpoint.step
-        both = recorded(self.checkpoint.config), config
-        return all(effective(each, *at).get(key) == math.inf for each in both)
+        found = self.checkpoint
+        per_epoch = found.state["steps_per_epoch"]
+        both = (recorded(found.config), config)
+        return all(effective(each, per_epoch, found.step).get(key) == math.inf for each in both)
 
 
 def find(request: RunRequest) -> Source | None:
@@ -110,13 +111,13 @@ def find(request: RunRequest) -> Source | None:
         step = request.identity.content.get("fork", "").rpartition("@")[2]
         there = [paths.forked] if paths.forked.exists() else []
         taken = _first_whole(there, lambda _: "it is taken again")
-        source = Source("fork", taken or forked(config.fork, step))
+        source = Source("fork", taken or lineage.fork_checkpoint(config.fork, step))
     else:
         if request.resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
         return None
     _refuse(source, request)
-    return source._replace(checkpoint=_before_its_end(config, source.checkpoint))
+    return source._replace(checkpoint=_to_train_further(config, source.checkpoint))
 
 
 def _own(paths: RunPaths) -> Checkpoint | None:
@@ -126,7 +127,7 @@ def _own(paths: RunPaths) -> Checkpoint | None:
         raise ConfigError(
             f"{damage}, and no {paths.result.name} says that a run is there; choose another folder"
         )
-    found = _first_whole(files, lambda file: f"set aside as {checkpoint_file.set_aside(file)}")
+    found = _first_whole(files, lambda file: f"set aside as {set_aside(file)}")
     if not found and (files or any(paths.checkpoints.glob(f"{paths.last.stem}*.corrupt*"))):
         raise CheckpointError(
             f"{paths.checkpoints}: every checkpoint there is damaged; put back a copy, or remove"
@@ -141,20 +142,20 @@ def _elsewhere(given: Path) -> Checkpoint:
         if damage := checkpoint_file.damage_of(given):
             raise ConfigError(f"resume={given}: {damage}; give another checkpoint")
         return read(given)
-    run, which = named("resume", str(given))
+    run, which = run_named("resume", str(given))
     if which:
-        return whole("resume", str(given), run, which)
+        return checkpoint_named("resume", str(given), run, which)
     if found := _first_whole(candidates(RunPaths(run).last), lambda _: "passed over"):
         return found
     raise ConfigError(f"resume={given}: it has no checkpoint that is whole; give another run")
 
 
-def _first_whole(files: Iterable[Path], then: Callable[[Path], str]) -> Checkpoint | None:
-    """Return the first checkpoint that is whole; warn of damaged ones, and do `then` with them."""
+def _first_whole(files: Iterable[Path], pass_over: Callable[[Path], str]) -> Checkpoint | None:
+    """Return the first whole checkpoint; `pass_over` damaged ones, with a warning in its words."""
     for file in files:
         if (damage := checkpoint_file.damage_of(file)) is None:
             return read(file)
-        warn(f"{damage}; {then(file)}")
+        warn(f"{damage}; {pass_over(file)}")
     return None
 
 
@@ -162,8 +163,8 @@ def _refuse(source: Source, request: RunRequest) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
     found, config, content = source.checkpoint, request.config, request.identity.content
     if found.state.get("version") != VERSION:
-        raise ConfigError(f"{found.file}: {OTHER_VERSION}")
-    if problems := [*_of_settings(source, config)]:
+        raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
+    if problems := [*_problems_of_settings(source, config)]:
         raise ConfigError(problems)
     _refuse_short(source, config)
     record = result_of_any(found.paths)
@@ -177,9 +178,10 @@ def _refuse(source: Source, request: RunRequest) -> None:
     if made is None:  # a checkpoint without its run
         return
     if made.get("data") != content.get("data"):
+        instead = "start a new run" if source.rule == "resume" else source.by_weights()
         raise ConfigError(
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
-            f" {source.instead()}"
+            f" {instead}"
         )
     if made.get("code") != content.get("code") or own_code.changed(record):
         _refuse_other_code(source, request)
@@ -187,25 +189,26 @@ def _refuse(source: Source, request: RunRequest) -> None:
 
 def _refuse_other_code(source: Source, request: RunRequest) -> None:
     """Raise ConfigError where one record can't be of both versions of the code; else warn."""
-    found, program = source.checkpoint, provenance.program()
+    found = source.checkpoint
     other = f"{found.run}: the source of its custom classes has changed"
     is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
     is_here = found.run.resolve() == request.paths.folder.resolve()
     if source.rule == "fork" or not (is_here or is_trained):
         warn(f"{other}; the continued run is trained with both versions")
         return
-    run = shlex.quote(str(found.run))
+    run, program = shlex.quote(str(found.run)), provenance.program()
     fix = f"type its settings with resume={run} to continue in a new folder"
     if is_trained:
         fix = f"test it by {program} evaluate {run}"
     raise ConfigError(f"{other}; {fix}, or train it again by {program} rerun {run}")
 
 
-def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
+def _problems_of_settings(source: Source, config: RunConfig) -> Iterator[str]:
     """Yield a problem for each setting that must be as the checkpoint's run has it."""
-    found, now = source.checkpoint, keys.flat(shown(config))
+    found, settings = source.checkpoint, shown(config)
+    now = keys.flat(settings)
     for key in source.changed(config):
-        line = f"{_typed(key, shown(config))}: {found.run} has {_typed(key, found.config)}"
+        line = f"{_typed(key, settings)}: {found.run} has {_typed(key, found.config)}"
         if source.rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
@@ -233,13 +236,14 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
 
 def _refuse_short(source: Source, config: RunConfig) -> None:
     """Raise ConfigError where more is trained than asked for, or nothing is left for a fork."""
-    rule, found = source
-    if not (words := source.longer(config)):
+    if not (least := source.least_lengths(config)):
         return
-    asked = " ".join(f"{key}={getattr(config, key)}" for key, *_ in (w.split("=") for w in words))
+    asked = " ".join(f"{key}={getattr(config, key)}" for key in least)
+    words = [f"{key}={number}" for key, number in least.items()]
     fix = f"give {' '.join(words)} or more"
-    if rule == "fork":
+    if source.rule == "fork":
         fix = f"a fork trains further; {fix} ({joined([f'fork={config.fork}', *words])})"
+    found = source.checkpoint
     reached = f"{found.run} has reached {found} already"
     raise ConfigError(f"{asked}: {reached}; {fix}, or an earlier checkpoint")
 
@@ -269,14 +273,15 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     )
 
 
-def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
-    """Return the state before the run was ended, where it may continue."""
-    path, offset = found.paths.before_end, found.state["position"].get("offset", 0)
-    is_further = config.total_steps(found.state["steps_per_epoch"], offset) > found.step
-    if is_further and path.is_file() and (damage := checkpoint_file.damage_of(path)):
-        warn(f"{damage}; the run continues from its end, at {found}")
-    elif is_further and (before := _before_end(found)):
-        return before
+def _to_train_further(config: RunConfig, found: Checkpoint) -> Checkpoint:
+    """Return the checkpoint; if the run was ended there and trains further, the state before."""
+    offset = found.state["position"].get("offset", 0)
+    if config.total_steps(found.state["steps_per_epoch"], offset) <= found.step:
+        return found
+    path = found.paths.before_end
+    if not path.is_file() or (damage := checkpoint_file.damage_of(path)) is None:
+        return _before_end(found) or found
+    warn(f"{damage}; the run continues from its end, at {found}")
     return found
 
 
@@ -295,7 +300,8 @@ def take(source: Source, paths: RunPaths) -> Path:
     From then on the run has no need of the other's folder. Raises CheckpointError if it is damaged.
     """
     rule, found = source
-    file, before = found.file, _before_end(found) if rule == "resume" else None
+    file = found.file
+    before = _before_end(found) if rule == "resume" else None
     if found.run.resolve() != paths.folder.resolve():
         file = paths.forked if rule == "fork" else paths.last
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -313,9 +319,9 @@ def take(source: Source, paths: RunPaths) -> Path:
 
 
 def _bring(found: Checkpoint, target: Path) -> None:
-    for attempt in range(_TRIES):
-        there = (each for each in checkpoints(found.run) if each.step == found.step)
-        file = next(there, found).file if attempt else found.file
+    """Give the checkpoint the name `target`; a run under way may rename or replace it meanwhile."""
+    file = found.file
+    for _ in range(_TRIES):
         problem = "it was replaced by another meanwhile"
         try:
             checkpoint_file.keep_as(file, target)
@@ -326,6 +332,8 @@ def _bring(found: Checkpoint, target: Path) -> None:
             problem = str(error)
         target.unlink(missing_ok=True)
         checkpoint_file.remove_unnamed(target.parent)
+        same = (each for each in checkpoints(found.run) if each.step == found.step)
+        file = next(same, found).file
     raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
 
 
@@ -334,26 +342,29 @@ def _bring_bests(found: Checkpoint, before: Checkpoint | None, paths: RunPaths) 
 
     Also those of the state `before` the run was ended there.
     """
-    of, bests = found.paths, found.state["bests"]
+    bests = found.state["bests"]
     if before:
         bests = [*bests, *(each for each in before.state["bests"] if each not in bests)]
-    has_best = bool(bests) and _is_of(paths.best, bests[0])
-    if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
-        warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
-    others = (checkpoint_file.numbered(paths.best, best["step"]) for best in bests[1:])
-    wanted = [*zip((paths.best, *others), bests, strict=False)][has_best:]
-    places = (each for last in (paths.best, of.best, of.last) for each in candidates(last))
-    known = [found.file, *places]
+    others = [checkpoint_file.numbered(paths.best, best["step"]) for best in bests[1:]]
+    wanted = [*zip((paths.best, *others), bests, strict=False)]
+    if bests and _is_of(paths.best, bests[0]):
+        del wanted[0]
+    elif paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
+        warn(f"{damage}; set aside as {set_aside(paths.best)}")
+    origin = found.paths
+    known = [found.file]
+    for newest in (paths.best, origin.best, origin.last):
+        known += candidates(newest)
     # The best one last: the file in its place may be another of them.
     for file, best in reversed(wanted):
         source = next((each for each in (file, *known) if _is_of(each, best)), None)
-        if source not in (None, file):
+        if source is not None and source != file:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             checkpoint_file.keep_as(source, file)
         elif source is None and file == paths.best:
             warn(
-                f"{of.best}: is not the best checkpoint that {found.file.name} recorded; the best"
-                " is now chosen among later ones"
+                f"{origin.best}: is not the best checkpoint that {found.file.name} recorded; the"
+                " best is now chosen among later ones"
             )
 
 
@@ -364,103 +375,3 @@ def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
     except CheckpointError:
         return False
     return bool(found == evaluated) and checkpoint_file.damage_of(path) is None
-
-
-def continued(config: RunConfig, paths: RunPaths | None = None) -> Record:
-    """Return the record of the run that is continued; empty where a run begins.
-
-    That is the one in its own folder `paths`, if it has a checkpoint, or the one that `resume`
-    names.
-    """
-    if paths and (candidates(paths.last) or paths.forked.exists()):
-        return result_of_any(paths)
-    with contextlib.suppress(ConfigError):  # the error there is reported later
-        if config.resume not in (None, "auto"):
-            return result_of_any(RunPaths(named("resume", str(config.resume))[0]))
-    return Record()
-
-
-def identified(config: RunConfig, content: Content, before: Record) -> Identity:
-    """Return the identity of a run with this content, which continues that of the record `before`.
-
-    A run that continues itself, only further, is the run that it would have been in one go.
-    """
-    alone = dataclasses.replace(config, resume=None)
-    with contextlib.suppress(ConfigError, KeyError):
-        then, made = dataclasses.replace(recorded(before["config"]), resume=None), before["content"]
-        is_same = digest(then, made, but=LENGTH) == digest(alone, content, but=LENGTH)
-        if is_same and digest(then, made) == before["identity"]:
-            config = alone
-    return Identity.of(config, content)
-
-
-def of_fork(config: RunConfig, before: Record) -> Content:
-    """Return the digests of the checkpoint that a fork begins from; none where it is no fork.
-
-    Raises ConfigError where no such run is.
-    """
-    made, then = before.get("content", Content()), before.get("config", {})
-    if "fork" in made and config.fork in (None, then.get("fork")):
-        return {"fork": made["fork"], "seedless_fork": made["seedless_fork"]}
-    if config.fork is None:
-        return {}
-    try:
-        record, found = record_of(config.fork), forked(config.fork)
-    except ConfigError:
-        if config.resume is not None:  # its own checkpoint has continued it
-            return {}
-        raise
-    if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
-        warn(f"fork={config.fork}: the run is still under way; it is forked at step {found.step}")
-    of, seedless = record["identity"], record["seedless_identity"]
-    return {"fork": f"{of}@{found.step}", "seedless_fork": f"{seedless}@{found.step}"}
-
-
-def forked(given: str, step: str = "") -> Checkpoint:
-    """Return the checkpoint of the other run, of this step where it is known."""
-    run, which = named("fork", given)
-    return whole("fork", given, run, step or which or "last")
-
-
-def record_of(given: str) -> Record:
-    """Return the record of the run that `fork=given` names. Raises ConfigError for none."""
-    run, _ = named("fork", given)
-    record = result_of_any(RunPaths(run))
-    if record.get("version", VERSION) != VERSION:
-        raise ConfigError(f"fork={given}: {OTHER_VERSION}")
-    if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
-        is_file = (file := Path(given)).is_file()
-        alone = f"has no run around it; its weights alone are taken by weights={given}"
-        why = (checkpoint_file.damage_of(file) or alone) if is_file else no_run(run)
-        raise ConfigError(f"fork={given}: {why}")
-    return record
-
-
-def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
-    """Return the entry of result.json for the other run's checkpoint."""
-    record = result_of_any(found.paths)
-    return {
-        "given": str(config.fork),
-        "run": str(found.run.resolve()),
-        "identity": record["identity"],
-        "seedless_identity": record["seedless_identity"],
-        "step": found.step,
-        "epoch": found.epochs_done,
-        "arguments": record["arguments"],
-        "changed": _changes(found.config, config),
-    }
-
-
-def still_forked_from(record: Record, config: RunConfig) -> Forked:
-    """Return that entry of a fork with this record, which continues with the settings `config`."""
-    forked = record["forked_from"]
-    parent = {key: then for key, (then, _) in forked["changed"].items()}
-    return {**forked, "changed": _changes({**keys.flat(record["config"]), **parent}, config)}
-
-
-def _changes(then: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any]]:
-    """Return the values of each setting that differs from the parent's and changes the numbers."""
-    before, after = keys.flat(then), keys.flat(shown(config))
-    differing = keys.differing(before, after, "result")
-    begun = keys.varying("source")
-    return {key: [before.get(key), after.get(key)] for key in differing if key not in begun}

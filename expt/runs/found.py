@@ -1,15 +1,18 @@
-"""Runs that are found in folders: their values, their ranking, and copies among them."""
+"""Runs that are found in folders: their values and ranking, and those that do not count."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import TypedDict
 
 from expt.config.identity import hyperparameters
 from expt.config.keys import flat
@@ -17,8 +20,8 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
-from expt.runs.paths import RunPaths
-from expt.runs.result import Record, objective_value, result_of_any
+from expt.runs.paths import GRID_RECORD, RunPaths, dumps, write_atomically
+from expt.runs.result import Record, begun_at_step, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
 """Fields that no table shows, often the largest part of a record."""
@@ -157,15 +160,14 @@ class FoundRun:
 
     def _of_all_epochs(self, tag: str, last: float) -> float:
         """Return the highest memory, or the mean of a speed or a time over its own epochs."""
-        since = self.record["forked_from"]["step"] if "forked_from" in self.record else 0
+        since = begun_at_step(self.record)
         values = of_epochs(self.paths, tag, since_step=since)
         if tag.startswith("memory/"):
             return max(values.values(), default=last)
-        seconds = of_epochs(self.paths, tags.EPOCH_S, since_step=since)
-        # A speed's mean is weighted by time: all samples by all seconds.
-        weights = {
-            epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values
-        }
+        weights = dict.fromkeys(values, 1.0)
+        if tag == tags.SAMPLES_PER_S:  # weighted by time: all samples by all seconds
+            seconds = of_epochs(self.paths, tags.EPOCH_S, since_step=since)
+            weights = {epoch: seconds.get(epoch, 0.0) for epoch in values}
         total = sum(weights.values())
         return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
@@ -176,7 +178,9 @@ class FoundRun:
 
 def results(folder: Path) -> Iterator[FoundRun]:
     """Yield the runs of a sweep's folder by name, their records without LEFT_OUT."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
         if (run := FoundRun.at(path)).record:
             for key in LEFT_OUT:
                 run.record.pop(key, None)  # type: ignore[misc]  # not a literal
@@ -221,7 +225,8 @@ def without_copies(runs: Iterable[FoundRun]) -> tuple[list[FoundRun], dict[Path,
     to an equal one, for each resume has its own beginning. The one under its own name counts, else
     the first: a folder that was only renamed is not a copy.
     """
-    runs, equal = list(runs), dict[tuple[object, object], list[FoundRun]]()
+    runs = list(runs)
+    equal = dict[tuple[object, object], list[FoundRun]]()
     for run in runs:
         identity = run.record.get("identity")
         for shared in filter(None, (run.record.get("started"), identity and run.folder.parent)):
@@ -237,5 +242,42 @@ def without_copies(runs: Iterable[FoundRun]) -> tuple[list[FoundRun], dict[Path,
 def describe_copies(copies: Mapping[Path, Path]) -> str:
     """Return a line that names the first of the copies, which do not count."""
     names = [f"{folder.name} (of {kept.name})" for folder, kept in sorted(copies.items())]
-    what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
-    return f"{what} not count: {', '.join([*names[:_NAMED], *['...'] * (len(names) > _NAMED)])}"
+    are = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
+    if len(names) > _NAMED:
+        names[_NAMED:] = ["..."]
+    return f"{are} not count: {', '.join(names)}"
+
+
+class GridRecord(TypedDict, total=False):
+    """The content of grid.json."""
+
+    repetitions: int
+    """How many seeds and folds it has for each setting."""
+    left_out: list[str]
+    """The names of earlier runs that it corrects."""
+
+
+def read_grid(folder: Path) -> GridRecord:
+    """Return the record of a sweep's newest grid; nothing where there is none to be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / GRID_RECORD).read_bytes())
+        if isinstance(found, dict):
+            repetitions, left_out = found.get("repetitions"), found.get("left_out")
+            return GridRecord(
+                repetitions=repetitions if isinstance(repetitions, int) else 1,
+                left_out=left_out if isinstance(left_out, list) else [],
+            )
+    return GridRecord()
+
+
+def write_grid(folder: Path, grid: GridRecord) -> None:
+    """Keep the record of the newest grid, if the disk has room: without it more is shown."""
+    with contextlib.suppress(OSError):
+        write_atomically(folder / GRID_RECORD, dumps(grid) + "\n")
+
+
+def in_newest(folder: Path, runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[FoundRun]]:
+    """Return the runs of a sweep's folder without those that its grid corrects, and these."""
+    hidden = {folder.absolute() / name for name in read_grid(folder).get("left_out", ())}
+    left_out = [run for run in runs if run.folder.absolute() in hidden]
+    return [run for run in runs if run not in left_out], left_out

@@ -13,6 +13,7 @@ from expt.errors import RunFailed, warn
 from expt.runs.paths import RunPaths, dumps
 
 NEWLINE = b"\n"
+_REMEMBERED = 256  # bytes: some three lines
 _reported = set[tuple[Path, int | None]]()
 """Files whose damage was reported, and the first damaged line; None: the end."""
 
@@ -113,9 +114,6 @@ def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = Tr
 
 def _steps(text: bytes) -> Iterator[int]:
     return (point.step for line in text.splitlines() if (point := _point(line)))
-
-
-_REMEMBERED = 256  # bytes: some three lines
 
 
 class MetricsReader:

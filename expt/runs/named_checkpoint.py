@@ -93,7 +93,7 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
             continue
 
 
-def parted(given: str, key: str = "") -> tuple[Path, str]:
+def split_name(given: str, key: str = "") -> tuple[Path, str]:
     """Return the folder or file of `RUN`, `RUN@best`, `RUN@40`, ..., and the part after the @.
 
     That is the name of a checkpoint's file, a step, epoch:N, or "". Raises ConfigError for another.
@@ -107,19 +107,20 @@ def parted(given: str, key: str = "") -> tuple[Path, str]:
     return Path(folder), which
 
 
-def named(word: str, given: str) -> tuple[Path, str]:
-    """Return the run that `word=given` names, and the checkpoint, as `parted`.
+def run_named(word: str, given: str) -> tuple[Path, str]:
+    """Return the run that `word=given` names, and the checkpoint, as `split_name`.
 
     Raises ConfigError for a path that is no folder of a run.
     """
-    path, which = parted(given, f"{word}=")
+    path, which = split_name(given, f"{word}=")
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
-        ranked = by_objective(run for run in results(path) if run.paths.best.is_file())
-        at = f"@{which}" if which else ""
-        such = f", such as '{word}=\"{ranked[0].folder}{at}\"'" if ranked else ""
-        such += f", which is the best by its own {ranked[0].objective}" if ranked else ""
+        such = ""
+        if ranked := by_objective(run for run in results(path) if run.paths.best.is_file()):
+            at = f"@{which}" if which else ""
+            such = f", such as '{word}=\"{ranked[0].folder}{at}\"', which is the best by its own"
+            such += f" {ranked[0].objective}"
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
         around = path.parent.glob("*") if path.parent.is_dir() else ()
@@ -130,13 +131,15 @@ def named(word: str, given: str) -> tuple[Path, str]:
     return path, which
 
 
-def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
+def checkpoint_named(word: str, given: str, run: Path, which: str) -> Checkpoint:
     """Return the checkpoint `which` of a run, that `word=given` or `given` names.
 
     Raises ConfigError if none is there and undamaged.
     """
     damage = None
-    for found in (each for each in checkpoints(run) if each.is_meant(which)):
+    for found in checkpoints(run):
+        if not found.is_meant(which):
+            continue
         try:
             checkpoint_file.read_steady(found.file, checkpoint_file.check)
             return found
@@ -147,10 +150,11 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     listed = reversed([*checkpoints(run)])
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
     names = ", ".join(str(there[step]) for step in sorted(there))
-    what, key = damage or f"{run} has no checkpoint {which}", f"{word}=" if word else ""
+    key = f"{word}=" if word else ""
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
     others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "there is no other"
-    raise ConfigError(f"{key}{given}: {what}; {others}")
+    problem = damage or f"{run} has no checkpoint {which}"
+    raise ConfigError(f"{key}{given}: {problem}; {others}")
 
 
 class Weights(NamedTuple):
@@ -161,17 +165,17 @@ class Weights(NamedTuple):
     """The folder of the run that wrote it; None for a file of another program's."""
 
 
-def chosen(given: str) -> Weights:
+def weights_named(given: str) -> Weights:
     """Return a file, or a run's best checkpoint or else the last, or the one after the @.
 
     Raises ConfigError for anything else.
     """
-    run, which = named("weights", given)
+    run, which = run_named("weights", given)
     paths = RunPaths(run)
     if (file := Path(given)).is_file():
         return Weights(file, run if paths.result.exists() else None)
     which = which or ("best" if paths.best.is_file() else "last")
-    return Weights(whole("weights", given, run, which).file, run)
+    return Weights(checkpoint_named("weights", given, run, which).file, run)
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -180,7 +184,7 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     Warns where the run that writes them is under way: its present file is loaded.
     """
     try:
-        file, run = chosen(given)
+        file, run = weights_named(given)
     except ConfigError:  # a resumed run has no need of them
         return {"file": given, "identity": None}
     begun: Begun = {"file": str(file), "identity": None, "checksum": checksum}
@@ -193,17 +197,17 @@ def begun_from(given: str, checksum: str | None) -> Begun:
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, str]:
-    """Return the run of `given`, see `parted`, and which checkpoint is meant, the best by default.
+    """Return the run of `given` and which checkpoint is meant, the best by default.
 
     Raises ConfigError where `which` names another one.
     """
-    folder, named = parted(str(given))
-    if named and which not in (None, named):
+    folder, own = split_name(str(given))
+    if own and which not in (None, own):
         raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
-    return folder, named or which or "best"
+    return folder, own or which or "best"
 
 
-def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
+def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     """Return the record of the run in a folder, and the file of a checkpoint; see run_and_which.
 
     Raises ConfigError where there is no run that has begun to train, or not that checkpoint.
@@ -214,7 +218,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
-    return record, whole("", f"{run}@{which}", paths.folder, which).file
+    return record, checkpoint_named("", f"{run}@{which}", paths.folder, which).file
 
 
 def no_run(folder: Path) -> str:

@@ -20,6 +20,8 @@ _NOT_INHERITED = {"resume", "fork", "weights", "sweep", "hydra"}
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 _IN_QUOTES = re.compile(r'["$`!\\]')
 """The characters that a shell reads between double quotes."""
+MAX_NAME_BYTES = 180
+"""The longest name of a run's folder: file systems take 255, and a suffix and `.tmp` need room."""
 
 
 def quoted(value: object) -> str:
@@ -30,7 +32,8 @@ def quoted(value: object) -> str:
         and text.lower() not in _OTHER_THAN_TEXT
     ):
         return text
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    # a\'b as 'a\\\'b': a quote is escaped, and backslashes before one or the end are doubled.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 
@@ -48,12 +51,8 @@ def literal(value: object) -> str:
 def unquoted(text: str) -> str:
     """Return the value that `text` stands for in that grammar, where it is one text."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        quote = text[0]
-        return re.sub(
-            rf"(\\+)({quote}|$)",
-            lambda found: found[1][: len(found[1]) // 2] + found[2],
-            text[1:-1],
-        )
+        # 'a\\\'b' as a\'b: of backslashes before a quote or the end half are left, rounded down.
+        return re.sub(rf"(\\*)\1\\?(?={text[0]}|$)", r"\1", text[1:-1])
     # Signs that Hydra escapes in each of several values.
     return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)
 
@@ -86,17 +85,18 @@ def key_of(word: str) -> str:
 
 def values_of(text: str) -> list[str]:
     """Return the values between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
-    parts, found = text.split(","), list[str]()
-    if all(map(is_there, parts)):
+    parts = text.split(",")
+    found = list[str]()
+    if all(map(_is_there, parts)):
         return parts
     while parts:
-        end = next((end for end in range(len(parts), 1, -1) if is_there(",".join(parts[:end]))), 1)
+        end = next((end for end in range(len(parts), 1, -1) if _is_there(",".join(parts[:end]))), 1)
         found.append(",".join(parts[:end]))
         parts = parts[end:]
     return found
 
 
-def is_there(given: str) -> bool:
+def _is_there(given: str) -> bool:
     """Return whether `given` names a file or a folder, or a checkpoint of one."""
     try:
         path = Path(unquoted(given))
@@ -139,10 +139,6 @@ def for_strategy(words: Iterable[str], typed: Iterable[str]) -> list[str]:
     return list(filter(has_effect, words))
 
 
-MAX_NAME_BYTES = 180
-"""File systems take 255; this leaves room for a suffix, and for `.tmp`."""
-
-
 def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
     """Return a name for each run, of the settings that differ: `lr=0.1,model=mlp`.
 
@@ -156,10 +152,10 @@ def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -
     varied = [
         key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
     ]
-    keys = varied or given
     # `lr` of `optimizer.lr`, and `betas.1` of `optimizer.betas.1`, unless another is called so.
-    last = [re.split(r"\.(?!\d+(?:\.|$))", key)[-1] for key in keys]
-    short = {key: x if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)}
+    last = {key: re.split(r"\.(?!\d+(?:\.|$))", key)[-1] for key in varied or given}
+    ends = [*last.values()]
+    short = {key: end if ends.count(end) == 1 else key for key, end in last.items()}
     return [run_name({name: p[key] for key, name in short.items() if key in p}) for p in settings]
 
 
@@ -175,7 +171,9 @@ def run_name(settings: Mapping[str, str]) -> str:
 
 
 def _key_and_value(override: str) -> tuple[str, str]:
-    key, _, value = override.lstrip("+~").partition("=")
-    # Of a custom class the last part of its name, and its arguments.
-    own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
-    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
+    """Return a setting as a name has it: `Net(width:8)` for `{_target_: mine.Net,width:8}`."""
+    value = override.partition("=")[2]
+    if own := re.fullmatch(r"\{\s*_target_:\s*[\w.]*?(\w+)\s*(?:,(.*))?\}", value, re.DOTALL):
+        name, arguments = own.groups()
+        return key_of(override), f"{name}({arguments})" if arguments else name
+    return key_of(override), unquoted(value)

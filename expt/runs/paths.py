@@ -24,6 +24,11 @@ SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
 GRID_RECORD = "grid.json"
 """The record of a sweep's newest grid."""
+PATIENCE_S = 1.0
+"""The wait for the workers of a command that has just been killed."""
+# JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
+# a float holds, which is read as such. The words stand for them while all else is written.
+_INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
 
 
 def make_unused_folder(name: str) -> str:
@@ -197,9 +202,12 @@ class RunPaths:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
-# JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
-# a float holds, which is read as such. The words stand for them while all else is written.
-_INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, so that nothing reads it; return its new name."""
+    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
+    new = next(name for name in names if not name.exists())
+    path.rename(new)
+    return new
 
 
 def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
@@ -268,10 +276,6 @@ def _without_infinite(content: Any) -> Any:
 def in_use(word: str) -> FolderInUse:
     """Return the error for the folder that a word names, in which another command is at work."""
     return FolderInUse(f"{word}: another command is at work there; wait for it")
-
-
-PATIENCE_S = 1.0
-"""The wait for the workers of a command that has just been killed."""
 
 
 class FolderLock:

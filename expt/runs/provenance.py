@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import platform
@@ -58,18 +57,18 @@ def describe(files: Iterable[Path] = ()) -> Provenance:
     return {
         "command": command(),
         "versions": versions(),
-        **_lately(Path.cwd(), tuple(files), int(time.monotonic() / LOOK_S)),
+        **_recent_git(Path.cwd(), tuple(files), int(time.monotonic() / LOOK_S)),
         "hardware": hardware(),
     }
 
 
 @functools.lru_cache(maxsize=16)
-def _lately(_: Path, files: tuple[Path, ...], __: int) -> Provenance:
-    """Return `in_git` of these files in a folder, as it was a moment ago."""
+def _recent_git(_folder: Path, files: tuple[Path, ...], _look: int) -> Provenance:
+    """Return `in_git` of these files from the current folder, looked at once for each `_look`."""
     return in_git(files)
 
 
-def of(result: Mapping[str, Any]) -> dict[str, Any]:
+def for_checkpoint(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return these fields of a run's result.json, and its seed, for a checkpoint.
 
     Uncommitted changes stay behind: weights are passed on to people who are not to read them.
@@ -84,13 +83,15 @@ def differences(then: Mapping[str, Any]) -> list[str]:
     machines = _changes(then.get("hardware") or {}, hardware())
     changes = {"versions": other_versions(then), "hardware": machines}
     found = [f"{kind}: {'; '.join(lines.values())}" for kind, lines in changes.items() if lines]
-    was, is_now = then.get("git") or {}, git_state(Path.cwd()) or {}
-    before, after = (git.get("commit", "none") for git in (was, is_now))
+    git, git_now = then.get("git") or {}, git_state(Path.cwd()) or {}
+    before, after = (state.get("commit", "none") for state in (git, git_now))
     if before != after:
         found.append(f"git commit: {before[:12]} then, {after[:12]} now")
-    elif was.get("diff") != is_now.get("diff"):
+    elif git.get("diff") != git_now.get("diff"):
         found.append("git: the uncommitted changes are not those of then")
-    return [*found, f"git: then {was['problem']}"] if "problem" in was else found
+    if "problem" in git:
+        found.append(f"git: then {git['problem']}")
+    return found
 
 
 def other_versions(then: Mapping[str, Any]) -> dict[str, str]:
@@ -151,12 +152,15 @@ def imported_versions() -> dict[str, str]:
 
     The names of folders are read: importlib.metadata takes 0.8 s for it.
     """
-    tops, found = {name.partition(".")[0] for name in [*sys.modules]}, dict[str, str]()
-    for stem, info in itertools.chain.from_iterable(map(_installed_in, map(str, sys.path))):
-        name, _, version = stem.partition("-")
-        if {name, name.lower()} & tops or _top_level(info) & tops or _is_edited(info):
-            version = version.partition("-")[0] or metadata.PathDistribution(info).version
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    imported = {name.partition(".")[0] for name in [*sys.modules]}
+    found = dict[str, str]()
+    for folder in sys.path:
+        for stem, info in _installed_in(str(folder)):
+            name, _, version = stem.partition("-")
+            is_imported = {name, name.lower()} & imported or _top_level(info) & imported
+            if is_imported or _is_edited(info):
+                version = version.partition("-")[0] or metadata.PathDistribution(info).version
+                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return found
 
 
@@ -201,31 +205,34 @@ def git_state(folder: Path) -> dict[str, str] | None:
     """
     commit, why = _git(folder, "log", "-1", "--no-show-signature", "--format=%H")
     if commit is None:
-        if _top(folder) is None:
+        if _repository_of(folder) is None:
             return None
         return {"problem": f"the commit is not recorded: {why}"}
-    diff, why = _git(folder, "diff", "HEAD", *_DIFF)
-    found, lacks = {"commit": commit.strip(), "diff": diff or ""}, ""
-    if diff is None:
-        lacks = f": {why}"
-    elif len(diff) > MAX_DIFF_BYTES:
-        more = f"{len(diff) - MAX_DIFF_BYTES} more characters"
-        found["diff"] = f"{diff[:MAX_DIFF_BYTES]}\n... {more}\n"
-        lacks = f" whole: {more}"
-    elif "\nBinary files " in diff:
-        whole, _ = _git(folder, "diff", "HEAD", "--binary", *_DIFF)
-        if whole is not None and len(whole) <= MAX_DIFF_BYTES:
-            found["diff"] = whole
-        else:
-            names = re.findall(r"\nBinary files .* and (?:b/)?(.*) differ", diff)
-            lacks = f" whole: binary {listed(names)}"
+    diff, lacks = _uncommitted(folder)
+    found = {"commit": commit.strip(), "diff": diff}
     if lacks:
         found["problem"] = f"the uncommitted changes are not recorded{lacks}"
     return found
 
 
-def _top(folder: Path) -> Path | None:
-    """Return the repository that a folder lies in."""
+def _uncommitted(folder: Path) -> tuple[str, str]:
+    """Return the uncommitted changes as far as they fit, and the words for those left out."""
+    diff, why = _git(folder, "diff", "HEAD", *_DIFF)
+    if diff is None:
+        return "", f": {why}"
+    if len(diff) > MAX_DIFF_BYTES:
+        more = f"{len(diff) - MAX_DIFF_BYTES} more characters"
+        return f"{diff[:MAX_DIFF_BYTES]}\n... {more}\n", f" whole: {more}"
+    if "\nBinary files " not in diff:
+        return diff, ""
+    with_binary, _ = _git(folder, "diff", "HEAD", "--binary", *_DIFF)
+    if with_binary is not None and len(with_binary) <= MAX_DIFF_BYTES:
+        return with_binary, ""
+    names = re.findall(r"\nBinary files .* and (?:b/)?(.*) differ", diff)
+    return diff, f" whole: binary {listed(names)}"
+
+
+def _repository_of(folder: Path) -> Path | None:
     return next((at for at in (folder, *folder.parents) if (at / ".git").exists()), None)
 
 
@@ -235,10 +242,10 @@ def in_git(files: Iterable[Path]) -> Provenance:
     `files` are a run's own modules. Warns once of those whose text is in none of these states: git
     may ignore them, or not track them.
     """
-    here = _top(Path.cwd()) or Path.cwd()
+    here = _repository_of(Path.cwd()) or Path.cwd()
     groups: dict[Path, list[Path]] = {here: []}
     for file in sorted({file.resolve() for file in files}):
-        groups.setdefault(_top(file.parent) or here, []).append(file)
+        groups.setdefault(_repository_of(file.parent) or here, []).append(file)
     states = {top: git_state(top) for top in groups}
     for top, state in states.items():
         if state and "problem" in state:
@@ -248,9 +255,11 @@ def in_git(files: Iterable[Path]) -> Provenance:
         names = listed([os.path.relpath(file) for file in lacking])
         line = f"git does not track {names} or its changes; the record has hashes of source only"
         _warn_once(line, here)
-    git, cwd = states.pop(here), f"{Path.cwd()}{os.sep}"
-    others = {str(top).removeprefix(cwd): state for top, state in states.items() if state}
-    return {"git": git, **({"repositories": others} if others else {})}
+    found: Provenance = {"git": states.pop(here)}
+    below = f"{Path.cwd()}{os.sep}"
+    if others := {str(top).removeprefix(below): state for top, state in states.items() if state}:
+        found["repositories"] = others
+    return found
 
 
 def _untracked(top: Path, files: Sequence[Path], state: Mapping[str, str] | None) -> list[Path]:

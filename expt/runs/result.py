@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
@@ -20,9 +20,8 @@ from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.gpus import energy_j
 from expt.runs import tags
-from expt.runs.checkpoint_file import set_aside
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import RunPaths, dumps, is_held, write_atomically
+from expt.runs.paths import RunPaths, dumps, is_held, set_aside, write_atomically
 from expt.runs.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ def _parse(text: str) -> Record | None:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("status") not in STATUSES:
             return None
-        content = with_nan(cast(Record, content))
+        content = _with_nan(cast(Record, content))
         as_written().validate_python(content, strict=True)
     except (AttributeError, RecursionError, TypeError) as error:
         raise ValueError from error
@@ -240,7 +239,7 @@ def _parse(text: str) -> Record | None:
 
 
 def read_result(paths: RunPaths) -> Record:
-    """Return the content of result.json, empty if there is none yet.
+    """Return the content of result.json as it stands there, empty if there is none yet.
 
     A file that no run can have written is `damaged`; who writes there sets it aside first.
     """
@@ -253,9 +252,9 @@ def read_result(paths: RunPaths) -> Record:
 
 
 def result_of_any(paths: RunPaths) -> Record:
-    """Return the content of result.json, or that it is damaged, or its run lost.
+    """Return the content of result.json with the present state of a run that has not ended.
 
-    Empty where there is none of expt's.
+    That is its numbers until now, and whether it is lost. Empty for a file that is not expt's.
     """
     try:
         content = _parse(paths.result.read_text(encoding="utf-8"))
@@ -263,10 +262,10 @@ def result_of_any(paths: RunPaths) -> Record:
         return {"status": DAMAGED} if paths.result.is_file() else {}
     if content is None:
         return {}
-    if is_lost(paths, content):
-        content["status"] = LOST
-    if content["status"] in (RUNNING, LOST):
-        content = {**content, **so_far(paths, content)}
+    if content["status"] == RUNNING:
+        if is_lost(paths, content):
+            content["status"] = LOST
+        content.update(so_far(paths, content))
     return content
 
 
@@ -275,17 +274,15 @@ def evaluated_tag(record: Record) -> str:
     return tags.metric("loss", (record.get("config") or {}).get("eval_split", "val"))
 
 
-def moment(record: Record, at: Mapping[str, Any]) -> str:
-    """Return when something was: an epoch, or a step where those are evaluated within epochs."""
-    config, step = record.get("config") or {}, at.get("step")
-    within = any(config.get(f"eval_every_{unit}") for unit in ("steps", "minutes"))
-    return f"step {step}" if within and step else f"epoch {at['epoch']}"
-
-
 def whole_epochs(record: Record) -> int:
     """Return how many epochs are done, those of the run that it is a fork of included."""
     before = record["forked_from"]["epoch"] if "forked_from" in record else 0
     return before + len(record.get("epoch_s") or ())
+
+
+def begun_at_step(record: Record) -> int:
+    """Return the step of the other run that a fork begins from; 0 for another run."""
+    return record["forked_from"]["step"] if "forked_from" in record else 0
 
 
 def objective_value(record: Record) -> float:
@@ -294,7 +291,7 @@ def objective_value(record: Record) -> float:
     return math.nan if value is None else value
 
 
-def with_nan(content: Record) -> Record:
+def _with_nan(content: Record) -> Record:
     """Return the record with nan where JSON has null for it."""
     metrics = content.get("metrics")
     if not metrics or None not in metrics.values():
@@ -322,8 +319,7 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     if not points or "objective" not in config:
         return {}
     last = {point.tag: point.value for point in points}
-    since = record["forked_from"]["step"] if "forked_from" in record else 0
-    own = [point for point in points if point.step > since]
+    own = [point for point in points if point.step > begun_at_step(record)]
     bests = [point for point in own if point.tag == tags.BEST + name]
     # It is logged after each evaluation.
     first = next((point for point in bests if point.value == bests[-1].value), None)
@@ -346,8 +342,8 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     paths.folder.mkdir(parents=True, exist_ok=True)
     if may_exist:
         _to_be_changed(paths)
-    content = {"version": VERSION, "status": RUNNING, **fields}
-    write_atomically(paths.result, dumps(hidden(content), indent=2) + "\n", may_exist=may_exist)
+    content = hidden({"version": VERSION, "status": RUNNING, **fields})
+    write_atomically(paths.result, dumps(content, indent=2) + "\n", may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
@@ -370,14 +366,6 @@ def _to_be_changed(paths: RunPaths) -> Record:
     return {}
 
 
-def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
-    """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
-    begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
-    if (shown := energy_j(devices)) is not None:
-        begun["energy_j_before"] = earlier.get("energy_j", 0.0) - shown
-    return begun
-
-
 def cost_until_now(record: Record) -> Record:
     """Return the cost of a run that works, up to now.
 
@@ -387,15 +375,15 @@ def cost_until_now(record: Record) -> Record:
         return {}
     lasted_s = max(0.0, time.time() - record["started"])
     before = record.get("device_s_before", 0.0)
-    spent: Record = {"device_s": before + num_devices(record) * lasted_s}
-    is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()
-    shown = energy_j(record.get("devices") or ()) if is_metered else None
-    if shown is not None:
-        spent["energy_j"] = record["energy_j_before"] + shown
+    spent: Record = {"device_s": before + _num_devices(record) * lasted_s}
+    if "energy_j_before" in record and record.get("node") == socket.gethostname():
+        metered = energy_j(record.get("devices") or ())
+        if metered is not None:
+            spent["energy_j"] = record["energy_j_before"] + metered
     return spent
 
 
-def num_devices(record: Record) -> int:
+def _num_devices(record: Record) -> int:
     """Return the number of GPUs, or of the cores that workers on a CPU are given."""
     if record.get("devices"):
         return len(record["devices"])
@@ -406,5 +394,5 @@ def num_devices(record: Record) -> int:
 def device_s(record: Record) -> float:
     """Return the seconds that devices were busy; of a run that was killed those of training."""
     trained_s = sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0)
-    so_far = record.get("device_s_before", 0.0) + num_devices(record) * trained_s
-    return record.get("device_s", so_far)
+    busy_s = record.get("device_s_before", 0.0) + _num_devices(record) * trained_s
+    return record.get("device_s", busy_s)

@@ -37,6 +37,7 @@ MOST_HEADER = 100_000_000
 BLOCK = 2**22
 _KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "a pickle"}
 """Files that are taken for checkpoints, by their first bytes."""
+_whole = set[tuple[int, int]]()  # files that were checked: one, or a link to it, is read once
 Decoders = Mapping[str, Callable[[Any], Any]]
 _DECODERS: Decoders = {
     **{f"${kind.__name__}": kind for kind in (tuple, set, frozenset, float, dict)},
@@ -69,14 +70,16 @@ def write(
     Each has a dtype, a shape, and a function that returns its numbers in C order.
     """
     ordered = sorted(tensors.items(), key=lambda item: -SIZES[item[1][0]])  # so each is aligned
-    entries, end = dict[str, Any](), 0
+    entries = dict[str, Any]()
+    end = 0
     for name, (dtype, shape, _) in ordered:
         begin, end = end, end + math.prod(shape) * SIZES[dtype]
         entries[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, end]}
     metadata = {"format": "pt", **{key: _dumped(value) for key, value in state.items()}}
     rest = f'",{_dumped(metadata)[1:]}' + (f",{_dumped(entries)[1:]}" if entries else "}")
     size = len(MARK) + 8 * (1 + len(ordered)) + len(rest)
-    rest, size = rest + " " * (-size % 8), size + -size % 8
+    padding = -size % 8
+    rest, size = rest + " " * padding, size + padding
     if size > MOST_HEADER:
         raise ConfigError(
             f"a checkpoint: its state without tensors takes {size:,} bytes, and at most"
@@ -225,9 +228,6 @@ def _tensors(entries: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
         change = "truncated" if len(data) < end else "longer than it was written"
         raise _Wrong(f"is {change}: its tensors have {len(data):,} bytes, and not {end:,}")
     return found
-
-
-_whole = set[tuple[int, int]]()  # files that were checked: one, or a link to it, is read once
 
 
 def check(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+SPLITS = ("train", "val", "test")
 LR = "lr"
 RUNNING_LOSS = "running/loss"
 """The loss in training since the last log point; a whole epoch's is `metric("loss", "train")`."""

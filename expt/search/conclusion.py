@@ -15,8 +15,8 @@ from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, warn
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
-from expt.runs.view.leaderboard import Row, rows, settings_of
-from expt.runs.view.text import Console, cells, plain_table, say
+from expt.runs.view.settings import Row, rows, rows_in_order
+from expt.runs.view.text import Console, cells, field, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of
 
 NAMED = 3
@@ -29,8 +29,8 @@ class SearchRecord(NamedTuple):
     goals: list[Goal]
     limits: list[Limit]
 
-    def allowed(self, run: FoundRun) -> bool:
-        """Return whether the run has ended or was pruned, and has all goals and limits."""
+    def may_be_best(self, run: FoundRun) -> bool:
+        """Return whether the run is completed or pruned, has all goals, and keeps all limits."""
         if run.status not in (COMPLETED, PRUNED) or self.breaks_limits(run):
             return False
         return all(value is not None and math.isfinite(value) for value in self.values(run))
@@ -40,40 +40,38 @@ class SearchRecord(NamedTuple):
         return any(limit.violation(run) > 0 for limit in self.limits)
 
     def ranked(self, runs: Sequence[FoundRun]) -> list[Row]:
-        """Return the settings that are allowed, by the first goal, equal ones by the next.
+        """Return the settings that may be the best, by the first goal, equal ones by the next.
 
         One that lacks repetitions comes after all others.
         """
-        reached = [row for *_, row in self._reached(runs)]
-        return sorted(reached, key=lambda row: not row.is_whole)
+        return sorted((row for _, row in self._reached(runs)), key=lambda row: not row.is_whole)
 
     def front(self, runs: Sequence[FoundRun]) -> list[Row]:
         """Return the Pareto front of the settings, sorted by the first goal."""
         reached = self._reached(runs)
-        every = [costs for costs, *_ in reached]
 
         def is_beaten(costs: Sequence[float]) -> bool:
-            others = (each for each in every if each != costs)
+            others = (each for each, _ in reached if each != costs)
             return any(all(a <= b for a, b in zip(each, costs, strict=True)) for each in others)
 
-        return [row for costs, _, row in reached if not is_beaten(costs)]
+        return [row for costs, row in reached if not is_beaten(costs)]
 
     def values(self, run: FoundRun) -> list[float | None]:
         """Return the value of each goal."""
         return [run.value_of(goal.tag) for goal in self.goals]
 
     def means(self, row: Row) -> list[float]:
-        """Return the mean of each goal over the repetitions of a setting that is allowed."""
+        """Return the mean of each goal over the repetitions of a setting that may be the best."""
         costs = (costs_of(self.goals, self.values(run)) for run in row.counted)
         every = zip(self.goals, zip(*costs, strict=True), strict=True)
         return [goal.cost(statistics.fmean(each)) for goal, each in every]
 
-    def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], int, Row]]:
-        """Return costs, number and setting of those whose repetitions are allowed, best first."""
-        found = [row for row in settings_of(runs) if row.counted]
-        found = [row for row in found if all(map(self.allowed, row.counted))]
-        reached = [(costs_of(self.goals, self.means(row)), row.first.number, row) for row in found]
-        return sorted(reached, key=lambda each: each[:2])
+    def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], Row]]:
+        """Return the settings whose repetitions may be the best, with costs, the lowest first."""
+        found = [row for row in rows_in_order(runs) if row.counted]
+        found = [row for row in found if all(map(self.may_be_best, row.counted))]
+        reached = [(costs_of(self.goals, self.means(row)), row) for row in found]
+        return sorted(reached, key=lambda pair: (pair[0], pair[1].first.number))
 
 
 def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
@@ -81,17 +79,20 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
     measured = next((run for run in runs if run.record.get("objective")), None)
     if measured is None or not any("search" in run.record for run in runs):
         return None
-    task, own, path = measured.config.get("task"), [measured.objective], folder / SWEEP_RECORD
+    task, path = measured.config.get("task"), folder / SWEEP_RECORD
+    by_own_objective = SearchRecord(goals_for([measured.objective], task), [])
     if not path.is_file():  # the sweep's runs were moved
-        return SearchRecord(goals_for(own, task), [])
+        return by_own_objective
     try:
         record = read_yaml(path)
-        tags, constraints = record.get("objective"), (record.get("search") or {}).get("constraints")
-        limits = limits_of([constraints] if isinstance(constraints, str) else constraints or [])
-        return SearchRecord(goals_for(tags if isinstance(tags, list) else own, task), limits)
+        tags = record.get("objective")
+        goals = goals_for(tags, task) if isinstance(tags, list) else by_own_objective.goals
+        constraints = (record.get("search") or {}).get("constraints") or []
+        limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
     except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
         warn(f"{path}: is damaged; the best run is chosen by the runs' own objective")
-        return SearchRecord(goals_for(own, task), [])
+        return by_own_objective
+    return SearchRecord(goals, limits)
 
 
 def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
@@ -99,11 +100,7 @@ def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
 
     Empty where no run has completed, or they were chosen by different metrics.
     """
-    return _ranked(search_in(folder, runs), runs)
-
-
-def _ranked(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
-    if search is not None:
+    if (search := search_in(folder, runs)) is not None:
         return search.ranked(runs)
     measured = by_objective(run for run in runs if run.status == COMPLETED)
     if len({run.objective for run in measured}) != 1:
@@ -111,11 +108,15 @@ def _ranked(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
     return [row for row in rows(runs) if not math.isnan(row.mean)]
 
 
-def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[Row | None, list[Row]]:
-    """Return the best setting of a sweep, and the Pareto front of a search of several goals."""
+def best_of(folder: Path, runs: Sequence[FoundRun]) -> Row | None:
+    """Return the best setting of a sweep; None where none may be."""
+    return next(iter(ranked(folder, runs)), None)
+
+
+def front_of(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
+    """Return the Pareto front of a search of several goals; empty for any other sweep."""
     search = search_in(folder, runs)
-    front = search.front(runs) if search and len(search.goals) > 1 else []
-    return next(iter(_ranked(search, runs)), None), front
+    return search.front(runs) if search and len(search.goals) > 1 else []
 
 
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
@@ -138,16 +139,16 @@ def conclude_search(
     if found is None:
         return
     if found.limits:
-        kept = sum(map(found.allowed, runs))
+        kept = sum(map(found.may_be_best, runs))
         within = " and ".join(limit.text for limit in found.limits)
         broken = [run.folder.name for run in runs if found.breaks_limits(run)]
         others = f"; not {listed(broken, NAMED)}" if broken else ""
-        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
+        say(console, field("limits", f"{kept} of {len(runs)} runs keep {within}{others}"))
     if len(found.goals) > 1:
         front = found.front(runs)
         number = sum(len(row.runs) for row in front)
         of_all = f"{number} of {len(runs)} runs, which no other beats in all goals"
-        say(console, f"Pareto       {of_all}", "bold")
+        say(console, field("Pareto", of_all), "bold")
         table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
         for row in front:
             table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
@@ -155,8 +156,8 @@ def conclude_search(
             console.print(table)
     best = next(iter(found.ranked(runs)), None)
     if best is None:
-        say(console, "best         none yet: no run has measured all goals and kept all limits")
+        say(console, field("best", "none yet: no run has measured all goals and kept all limits"))
         return
     tag, value = found.goals[0].tag, found.means(best)[0]
-    say(console, f"best         {best.name}  {tag} {decimals(value)}", "bold green")
+    say(console, field("best", f"{best.name}  {tag} {decimals(value)}"), "bold green")
     say(console, f"      to train it: {again(best)}")

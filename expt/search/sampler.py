@@ -79,7 +79,8 @@ def suggest(known: Known) -> Values | None:
     tried = {as_key(values) for values in known.tried}
     settings, number = known.settings, known.number
     share = settings.random_fraction
-    share = RANDOM_FRACTION.get(settings.name, 0.0) if share is None else share
+    if share is None:
+        share = RANDOM_FRACTION.get(settings.name, 0.0)
     is_random = int((number + 1) * share) > int(number * share)
     draw = _random if is_random else SAMPLERS[settings.name]
     for attempt in range(FURTHER_DRAWS):
@@ -223,7 +224,8 @@ def _frozen(
     middle = {label: parameter.at(0.5) for label, parameter in named.items()} if is_dense else {}
     completed, population = 0, known.settings.population or POPULATION
     for trial, costs, is_bad in rated:
-        state, attrs = TrialState.COMPLETE if costs else TrialState.RUNNING, {}
+        state = TrialState.COMPLETE if costs else TrialState.RUNNING
+        attrs = {}
         if name == "tpe" and is_bad:  # TPE takes no running trial for a good one; the worst it may
             state = TrialState.RUNNING
         elif name == "tpe" and costs and trial.status != COMPLETED:

@@ -229,8 +229,7 @@ class Search(Iterator[Job | None]):
         return job
 
     def _promoted(self) -> Job | None:
-        trial = self._rungs.promotable(self._for_rungs()) if self._rungs else None
-        if self._rungs is None or trial is None:
+        if self._rungs is None or (trial := self._rungs.promotable(self._for_rungs())) is None:
             return None
         assert trial.folder is not None
         job = self._jobs.get(trial.folder) or self._begin(trial)

@@ -14,7 +14,7 @@ from expt.config.identity import REPEATED
 from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED, PRUNED, RUNNING
-from expt.runs.view.leaderboard import objective_name
+from expt.runs.view.settings import objective_name
 from expt.runs.view.text import setting
 from expt.search.conclusion import SearchRecord, search_in
 from expt.search.space import Space
@@ -107,12 +107,13 @@ def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, di
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     equal = " of equal settings" if done and not any(trial.params for trial in done) else ""
     if len(done) < NEEDED or equal:
-        what = f"{len(done)} completed runs{equal}"
-        raise ConfigError(f"--importance: {folder} has {what}; it takes {NEEDED} that differ")
-    top, found = min(0.5, max(0.1, TOP / len(done))), dict[str, dict[str, dict[str, float]]]()
+        there = f"{len(done)} completed runs{equal}"
+        raise ConfigError(f"--importance: {folder} has {there}; it takes {NEEDED} that differ")
+    top = min(0.5, max(0.1, TOP / len(done)))
     by: dict[str, Any] = {"ped_anova": of_optuna.PedAnovaImportanceEvaluator(target_quantile=top)}
     if find_spec("sklearn"):
         by["fanova"] = of_optuna.FanovaImportanceEvaluator(seed=0)
+    found = dict[str, dict[str, dict[str, float]]]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the target is to be low
         for name, (place, goal) in itertools.product(by, enumerate(goals)):

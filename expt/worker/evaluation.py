@@ -86,7 +86,7 @@ def measure_weights(
     batches = build.evaluation_batches(data, evaluation.split, worker, beat)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
-    seen = review.gathered() if review else None
+    seen = review.gather() if review else None
     if worker.rank:
         return COMPLETED
     about = _about(evaluation, state["position"], values, data)

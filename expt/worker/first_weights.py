@@ -24,8 +24,9 @@ from expt.inference import load
 from expt.models import named
 from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file, safetensors
-from expt.runs.named_checkpoint import chosen
+from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
+from expt.runs.tags import SPLITS
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.optimizer_state import carry_over
@@ -67,7 +68,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
 
 def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
     """Return the tensors of `given` that fit, and the results of `load_weights`."""
-    own, file = module.state_dict(), chosen(given).file
+    own, file = module.state_dict(), weights_named(given).file
     content = _read(file, given)
     if not (every := weights_in(content, own.keys())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
@@ -255,7 +256,7 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     """
     settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))
-    splits = ["train", "val", "test"]
+    splits = list(SPLITS)
     if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
         splits.remove("train")
     sizes = {

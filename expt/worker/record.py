@@ -59,7 +59,7 @@ class Record:
         if writes:  # from here on the earlier record is not restored
             accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
-        self._provenance = provenance.of(read_result(paths)) if writes else {}
+        self._provenance = provenance.for_checkpoint(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
         self._classes, self._path, self._has_looked = classes, path, False
         self._files = set[Path]()

@@ -27,6 +27,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "launch/torchrun": (f"{RUN}::test_torchruns_workers_share_one_run_folder",),
     "runs/provenance": (RERUN,),
     "runs/continuing": (RESUME,),
+    "runs/lineage": (RESUME,),
     "runs/tags": ("tests/integration/test_dashboard.py",),
     "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),

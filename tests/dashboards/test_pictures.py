@@ -146,7 +146,7 @@ def test_numbers_of_each_class_are_scikit_learns_whatever_the_samples_are() -> N
     logits, labels = torch.randn(40, 5), torch.randint(3, (40,))
     review = Review(4, keep=0)
     review(Batch({"text": ["a"] * 40}, labels, 40), logits)
-    seen = review.gathered()
+    seen = review.gather()
     assert seen is not None
     found = by_class(seen[0], ["a", "b", "c", "d"])
     assert list(found) == ["a", "b", "c", "d", "4"]

@@ -17,7 +17,8 @@ import torch
 from expt.errors import CheckpointError, ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import of_fork
+from expt.runs.lineage import fork_content
+from expt.runs.paths import set_aside
 from expt.training import random_state
 from tests.facade import Patch, checkpoint_state, request
 
@@ -151,7 +152,8 @@ RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
 BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import of_fork
+from expt.runs.lineage import fork_content
+from expt.runs.paths import set_aside
 for number, asked in pickle.load(sys.stdin.buffer):
     print(Attempt(request=asked, number=number, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
@@ -169,7 +171,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
         checkpoint.save(paths.last, checkpoint_state(first.config, step, **more), keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
     fork = f"{paths.folder}@1"
-    content = of_fork(dataclasses.replace(first.config, fork=fork), {})
+    content = fork_content(dataclasses.replace(first.config, fork=fork), {})
     forked = request(tmp_path / "fork", epochs=9, fork=fork, content=content, typed_at=0.0)
     again = pickle.dumps([(1, dataclasses.replace(first, may_have_run=True)), (0, forked)])
     done = subprocess.run(
@@ -194,7 +196,7 @@ def described(folder: Path) -> dict[str, Any]:
     (folder / "step-3.parts").mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
         (folder / "step-3.parts" / name).write_text(name)
-    return checkpoint_file.described(folder / "step-3.parts")
+    return checkpoint_file.parts_in(folder / "step-3.parts")
 
 
 def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -207,16 +209,16 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     lost = source / "step-3.parts" / ".metadata"
     lost.rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match=rf"{lost} is missing, which holds a part of it"):
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
     assert not (target / "step-3.parts").exists()
     (tmp_path / "away").rename(lost)
     for _ in range(2):  # the second finds them there
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
     assert [path.name for path in target.iterdir()] == ["step-3.parts"]
-    assert checkpoint_file.described(target / "step-3.parts") == own
+    assert checkpoint_file.parts_in(target / "step-3.parts") == own
     checkpoint.save(last, {**RUN, checkpoint_file.PARTS: {**own, "folder": ".."}})
     with pytest.raises(CheckpointError, match="names parts outside of its folder"):
-        checkpoint_file.bring(last, target)
+        checkpoint_file.bring_parts(last, target)
 
 
 def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
     for name in ("last", "best"):
         file = tmp_path / f"{name}.safetensors"
         checkpoint.save(file, {**RUN, checkpoint_file.PARTS: own})
-        checkpoint_file.set_aside(file)
+        set_aside(file)
     (tmp_path / "best.safetensors.corrupt").write_bytes(b"no checkpoint")
     (tmp_path / "step-2.parts").mkdir()
     checkpoint_file.remove_unnamed(tmp_path)

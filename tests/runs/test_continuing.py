@@ -11,7 +11,7 @@ from expt.config.constraints import Target
 from expt.config.identity import VERSION
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
-from expt.runs import checkpoint, checkpoint_file, continuing
+from expt.runs import checkpoint, checkpoint_file, lineage
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -197,7 +197,7 @@ def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_
     for word, begun in content.items():
         (tmp_path / "file").write_bytes(begun)
         with pytest.raises(ConfigError, match=rf"^fork=\S+file: .*{word}"):
-            continuing.record_of(str(tmp_path / "file"))
+            lineage.fork_parent(str(tmp_path / "file"))
 
 
 def test_custom_class_as_typed(config: RunConfig, configured: Configured, paths: RunPaths) -> None:

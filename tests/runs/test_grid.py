@@ -14,10 +14,10 @@ import expt
 from expt.command import report, terminal
 from expt.errors import ConfigError
 from expt.python.results import Runs
-from expt.runs.grid import read_grid
+from expt.runs.found import read_grid
 from expt.runs.paths import GRID_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
-from expt.runs.view import leaderboard
+from expt.runs.view import leaderboard, settings
 from expt.search.conclusion import best_of
 from tests.facade import Capture, Patch, as_typed
 from tests.runs.test_leaderboard import leave_run
@@ -38,7 +38,7 @@ def leave_seeds(folder: Path, lr: float, *values: float | None, first: int = 0) 
 
 
 def table(folder: Path) -> list[tuple[str, str]]:
-    found = leaderboard.rows(leaderboard.read_runs(folder))
+    found = settings.rows(settings.read_runs(folder))
     return [(row.settings["lr"], row.status) for row in found]
 
 
@@ -48,7 +48,7 @@ def test_a_setting_without_all_repetitions_comes_after_whole_ones(tmp_path: Path
     leave_seeds(tmp_path, 3, 0.8)  # its other two have not begun
     expected = [("2", COMPLETED), ("1", "2 of 3 completed"), ("3", "1 of 3 completed")]
     assert table(tmp_path) == expected
-    best, _ = best_of(tmp_path, leaderboard.read_runs(tmp_path))
+    best = best_of(tmp_path, settings.read_runs(tmp_path))
     assert best is not None
     assert best.first.folder.name == "lr=2,seed=0", "not the luckiest"
     assert (best.as_record["mean"], best.as_record["repetitions"]) == (pytest.approx(0.6), 3)

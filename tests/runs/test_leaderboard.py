@@ -10,7 +10,7 @@ import pytest
 from expt.config import own_code
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_result, update_result
-from expt.runs.view import leaderboard
+from expt.runs.view import leaderboard, settings
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import Console
 from tests.facade import Patch, record_points
@@ -43,7 +43,7 @@ def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any
 
 
 def rows_of(folder: Path) -> list[leaderboard.Row]:
-    return leaderboard.rows(leaderboard.read_runs(folder))
+    return settings.rows(settings.read_runs(folder))
 
 
 def names(folder: Path) -> list[list[str]]:
@@ -52,7 +52,7 @@ def names(folder: Path) -> list[list[str]]:
 
 def summary(folder: Path, name: str) -> list[str]:
     """The lines of a summary file, which is written now."""
-    leaderboard.write_summary(folder, leaderboard.read_runs(folder))
+    leaderboard.write_summary(folder, settings.read_runs(folder))
     return (folder / name).read_text().splitlines()
 
 
@@ -178,9 +178,7 @@ def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
 
 def printed(folder: Path, width: int = 200, **how: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(
-        leaderboard.leaderboard(leaderboard.read_runs(folder), **how)
-    )
+    Console(file=out, width=width).print(leaderboard.leaderboard(settings.read_runs(folder), **how))
     return out.getvalue()
 
 
@@ -275,7 +273,7 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: P
     leave_run(
         sweep, "lr=2", 0.4, config={"model": {"name": "mlp"}}, content={"data": None, "code": None}
     )
-    runs = leaderboard.read_runs(sweep)
+    runs = settings.read_runs(sweep)
     assert stale(runs) == []
     (tmp_path / "my_stale_model.py").write_text("class Net: x = 1\n")
     old = stale(runs)

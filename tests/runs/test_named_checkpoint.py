@@ -11,8 +11,16 @@ import torch
 from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import Source, of_fork, record_of, take
-from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
+from expt.runs.continuing import Source, take
+from expt.runs.lineage import fork_content, fork_parent
+from expt.runs.named_checkpoint import (
+    checkpoint_named,
+    checkpoints,
+    read,
+    run_and_which,
+    run_named,
+    weights_named,
+)
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -59,7 +67,7 @@ def damage(file: Path) -> None:
     [("last", 30), ("best", 10), ("15", 15), ("epoch:1", 10), ("epoch:3", 30), ("last-1", 15)],
 )
 def test_each_is_found(which: str, step: int, paths: RunPaths) -> None:
-    assert whole("fork", "given", paths.folder, which).step == step
+    assert checkpoint_named("fork", "given", paths.folder, which).step == step
 
 
 @pytest.mark.parametrize("which", ["41", "epoch:2", "none"])
@@ -67,7 +75,7 @@ def test_what_is_not_there_is_refused_with_what_is(which: str, paths: RunPaths) 
     listed = "step 10 (epoch 1, best), step 15 (within epoch 2, last-1), step 30 (epoch 3, last)"
     listed = re.escape(listed)
     with pytest.raises(ConfigError, match=f"^fork=given: .*{which}; it has {listed}: use "):
-        whole("fork", "given", paths.folder, which)
+        checkpoint_named("fork", "given", paths.folder, which)
 
 
 def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> None:
@@ -76,9 +84,9 @@ def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> 
         with pytest.raises(
             ConfigError, match=r"last\.safetensors: .*(damaged|truncated).*; it has step 10"
         ):
-            whole("fork", "given", paths.folder, "last")
+            checkpoint_named("fork", "given", paths.folder, "last")
     with pytest.raises(ConfigError, match=r"it has step 10 .* step 15 [^:]*: use"):
-        whole("fork", "given", paths.folder, "41")
+        checkpoint_named("fork", "given", paths.folder, "41")
     checkpoint.save(paths.last, {"weight": 1.0})
     assert [each.step for each in checkpoints(paths.folder)] == [10, 15], "that is of no run"
 
@@ -87,56 +95,56 @@ def test_of_a_step_the_file_that_is_whole_is_taken_and_read_through_once(paths: 
     save(paths.best, 30)
     damage(paths.last)
     for which in ("30", "best", "epoch:3"):
-        assert whole("fork", "given", paths.folder, which).file == paths.best
+        assert checkpoint_named("fork", "given", paths.folder, which).file == paths.best
     written_at = paths.best.stat().st_mtime_ns
     damage(paths.best)
     os.utime(paths.best, ns=(written_at, written_at))
-    assert whole("fork", "given", paths.folder, "30").file == paths.best
+    assert checkpoint_named("fork", "given", paths.folder, "30").file == paths.best
 
 
 @pytest.mark.parametrize("word", ["fork", "resume", "weights"])
 def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) -> None:
     run = paths.folder
-    assert named(word, str(run)) == (run, "")
+    assert run_named(word, str(run)) == (run, "")
     for which in ("epoch:2", "best-20", "last-1"):
-        assert named(word, f"{run}@{which}") == run_and_which(f"{run}@{which}") == (run, which)
-    assert named(word, str(paths.last)) == (run, "last")
+        assert run_named(word, f"{run}@{which}") == run_and_which(f"{run}@{which}") == (run, which)
+    assert run_named(word, str(paths.last)) == (run, "last")
     odd = tmp_path / "a@5,b=1"
     odd.mkdir()
-    assert named(word, str(odd)) == (odd, "")
+    assert run_named(word, str(odd)) == (odd, "")
     for given in (f"{run}@first", f"{tmp_path}/rnu", f"{paths.last}@best"):
         with pytest.raises(ConfigError, match=f"^{word}={given}: "):
-            named(word, given)
+            run_named(word, given)
     (tmp_path / "multirun.yaml").touch()
     update_result(paths, objective={"name": "loss/val", "value": 0.5})
     with pytest.raises(ConfigError, match=f"such as '{word}=\"{run}@5\"', which is the best"):
-        named(word, f"{tmp_path}@5")
+        run_named(word, f"{tmp_path}@5")
 
 
 def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: Path) -> None:
     run, older = paths.folder, checkpoint_file.numbered(paths.last, 1)
-    assert chosen(str(run)) == (paths.best, run)
-    assert chosen(f"{run}@last") == (paths.last, run)
-    assert chosen(f"{run}@15") == (older, run)
-    assert chosen(str(paths.last)) == (paths.last, run)
+    assert weights_named(str(run)) == (paths.best, run)
+    assert weights_named(f"{run}@last") == (paths.last, run)
+    assert weights_named(f"{run}@15") == (older, run)
+    assert weights_named(str(paths.last)) == (paths.last, run)
     (file := tmp_path / "of_another_program.pt").touch()
-    assert chosen(str(file)) == (file, None)
+    assert weights_named(str(file)) == (file, None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         ConfigError, match=r"^weights=.*/empty has no checkpoint last; there is no other$"
     ):
-        chosen(str(tmp_path / "empty"))
+        weights_named(str(tmp_path / "empty"))
 
 
 def test_a_fork_is_known_by_its_run_and_step(configured: Configured, paths: RunPaths) -> None:
-    found = of_fork(configured(f"fork={paths.folder}@15"), {})
+    found = fork_content(configured(f"fork={paths.folder}@15"), {})
     assert found == {"fork": "a@15", "seedless_fork": "b@15"}
     config = configured("fork=gone")
     first: Any = {"content": found, "config": {"fork": "gone"}}
-    assert of_fork(config, first) == found, "of another fork of the same run"
+    assert fork_content(config, first) == found, "of another fork of the same run"
     update_result(paths, version=VERSION + 1)
     with pytest.raises(ConfigError, match="another version"):
-        record_of(str(paths.folder))
+        fork_parent(str(paths.folder))
 
 
 def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
@@ -145,7 +153,7 @@ def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
     part = paths.checkpoints / "step-12.parts" / "__1_0.distcp"
     part.parent.mkdir(parents=True)
     part.write_text("whole")
-    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.described(part.parent)})
+    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.parts_in(part.parent)})
     source = Source("fork", read(paths.last))
     part.write_text("other")
     with pytest.raises(CheckpointError, match="a part of it, is truncated or damaged"):

@@ -12,7 +12,14 @@ from expt.features import Anything, Classes, Columns, Feature, Features, Image, 
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
-from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
+from expt.runs.view.progress import (
+    MAX_LAST_BYTES,
+    Printed,
+    RunDisplay,
+    RunState,
+    describe_data,
+    watched,
+)
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import Console, shown_path
 from tests.facade import Capture, Patch, record_points
@@ -349,10 +356,10 @@ def test_names_of_samples(inputs: Feature, label: str, noun: str, tmp_path: Path
 def test_a_run_says_first_what_it_has_found() -> None:
     sizes = {"train_size": 4380, "val_size": 48, "test_size": 120}
     told = Features(Image(channels=1, image_size=(8, 8)), Classes(names=(*"abcd",))).record
-    assert found_in({**sizes, **told}) == ["4,380 train, 48 val, 120 test; 4 classes"]
-    (uneven,) = found_in({**sizes, **told, "majority": ["a", 0.915]})
+    assert describe_data({**sizes, **told}) == ["4,380 train, 48 val, 120 test; 4 classes"]
+    (uneven,) = describe_data({**sizes, **told, "majority": ["a", 0.915]})
     assert uneven.endswith("4 classes, 91.5% of train are a")
-    assert found_in({**sizes, "test_size": 0}) == ["4,380 train, 48 val"]
-    of_stream = found_in({"train_size": 4380, "val_size": None, "is_uncounted": True})
+    assert describe_data({**sizes, "test_size": 0}) == ["4,380 train, 48 val"]
+    of_stream = describe_data({"train_size": 4380, "val_size": None, "is_uncounted": True})
     assert of_stream == ["4,380 train in an epoch (a stream)"]
-    assert found_in({}) == [""]
+    assert describe_data({}) == [""]

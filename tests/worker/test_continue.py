@@ -13,7 +13,7 @@ from torch import nn
 import expt
 from expt.command.rerun import NOT_REPEATED
 from expt.runs import checkpoint
-from expt.runs.named_checkpoint import whole
+from expt.runs.named_checkpoint import checkpoint_named
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.worker.run import Run
@@ -407,7 +407,7 @@ def test_the_best_evaluations_keep_their_checkpoints(train_alone: TrainAlone) ->
     names = {path.name for path in done.run.paths.checkpoints.glob("best*.safetensors")}
     assert names == {"best.safetensors", *(f"best-{step}.safetensors" for step in others)}
     for step in (best, *others):
-        found = whole("weights", "RUN", done.folder, f"{step}").state
+        found = checkpoint_named("weights", "RUN", done.folder, f"{step}").state
         assert (found["position"]["step"], found["evaluated"]["value"]) == (step, losses[step])
 
 

@@ -21,7 +21,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.data.kinds.custom import Custom
 from expt.errors import ConfigError
-from expt.runs.named_checkpoint import found
+from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
@@ -66,7 +66,7 @@ def lived(config: RunConfig, folder: Path) -> Path:
 def evaluated(folder: Path, *words: str) -> dict[str, Any]:
     """The record of an evaluation by one worker, in this process."""
     asked = evaluation_settings.read(["world_size=1", "tensorboard.images=false", *words])
-    record, _ = found(folder, asked.which)
+    record, _ = trained_run(folder, asked.which)
     measured = evaluation_settings.settings(folder, record, asked)
     paths = RunPaths(
         folder / "evaluations" / f"{measured.name}-{len([*folder.glob('evaluations/*')])}"

@@ -162,7 +162,7 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
     if what == "a part":
         (folder := tmp_path / "step-2.parts").mkdir()
         (folder / "0.distcp").write_bytes(b"of step 2")
-        checkpoint.save(path, {**state, checkpoint_file.PARTS: checkpoint_file.described(folder)})
+        checkpoint.save(path, {**state, checkpoint_file.PARTS: checkpoint_file.parts_in(folder)})
         (folder / "0.distcp").write_bytes(b"of step 1")
     else:
         checkpoint.save(path, state)

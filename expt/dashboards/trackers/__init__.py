@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic.dataclasses import dataclass
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 5000
 """Characters of a text, as MLflow documents."""
+Named: TypeAlias = Sequence[tuple[str, Any]]
+"""Values by their names."""
+_REFUSED = set[str]()
+"""Names of values whose refusal was reported."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -62,10 +66,6 @@ class Copy:
         """Let go of a run that is still under way."""
 
 
-Named = Sequence[tuple[str, Any]]
-"""Values by their names."""
-
-
 def send_apart(
     named: Named, send: Callable[[Named], object], reach: Callable[[Exception], object]
 ) -> None:
@@ -83,9 +83,6 @@ def send_apart(
         elif (key := named[0][0]) not in _REFUSED:
             _REFUSED.add(key)
             warn(f"{key}: the dashboard refuses its value ({in_a_line(error)}); all else is sent")
-
-
-_REFUSED = set[str]()
 
 
 def in_a_line(error: BaseException) -> str:

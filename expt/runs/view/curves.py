@@ -14,8 +14,8 @@ from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import Record, evaluated_tag, read_result
-from expt.runs.view.leaderboard import settings_of
 from expt.runs.view.listing import best_first
+from expt.runs.view.settings import rows_in_order
 from expt.runs.view.text import setting, shown_path
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class History(list[dict[str, float]]):
     @classmethod
     def of(cls, paths: RunPaths) -> History:
         """Read the history of a run; it is empty where nothing is measured yet."""
-        rows, ends, tag = cls(), True, evaluated_tag(read_result(paths))
+        rows, tag = cls(), evaluated_tag(read_result(paths))
+        ends = True
         for point in MetricsReader(paths).read():
             if ends and (not rows or point.step > rows[-1]["step"]):
                 rows.append({})
@@ -104,9 +105,9 @@ def figure(
 
 
 def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
-    best, unit = record.get("best"), "epoch"
-    if len({row["epoch"] for row in history}) < len(history):  # evaluated within epochs
-        unit = "step"
+    best = record.get("best")
+    within = len({row["epoch"] for row in history}) < len(history)  # evaluated within epochs
+    unit = "step" if within else "epoch"
     for split, style in _STYLES.items():
         tag = f"{metric}/{split}"
         points = [(row[unit], row[tag]) for row in history if tag in row]
@@ -131,10 +132,10 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
     Raises ConfigError without matplotlib, or for a format that it does not write.
     """
     drawing = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
-    shown = best_first(runs)[0]
-    panels = dict(zip(("loss", shown), drawing.subplots(1, 2), strict=False))
-    names, drawn = _names(runs), dict[str, Any]()
+    panels = dict(zip(("loss", best_first(runs)[0]), drawing.subplots(1, 2), strict=False))
+    names = _names(runs)
     colours = _colours([*dict.fromkeys(names)])
+    drawn = dict[str, Any]()
     for name, run in zip(names, runs, strict=True):
         points = MetricsReader(run.paths).read()
         for metric, axes in panels.items():
@@ -149,11 +150,10 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
         axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
         axes.grid(alpha=0.3)
     if drawn:
-        shown_names, left = [*drawn][:_LEGEND], len(drawn) - _LEGEND
+        left = len(drawn) - _LEGEND
         title = f"and {left} more" if left > 0 else None
-        lines = [drawn[name] for name in shown_names]
         place = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "title": title}
-        drawing.legend(lines, shown_names, **place)
+        drawing.legend([*drawn.values()][:_LEGEND], [*drawn][:_LEGEND], **place)
     try:
         drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     except (ValueError, OSError) as error:
@@ -176,7 +176,7 @@ def _names(runs: Sequence[FoundRun]) -> list[str]:
         return [shown_path(run.folder) for run in runs]
     found = {
         run.folder: ", ".join(f"{key}={setting(value)}" for key, value in row.settings.items())
-        for row in settings_of(runs)
+        for row in rows_in_order(runs)
         for run in row.runs
     }
     return [found[run.folder] or run.folder.name for run in runs]
@@ -197,9 +197,11 @@ def _png(drawing: Any) -> bytes:
 
 def in_html(record: Record, history: History) -> str:
     """Return the curves for a notebook; nothing for a run of one epoch, or without matplotlib."""
+    if len(history) < 2:
+        return ""
     try:
-        drawing = figure(record, history, height=2.4, panels=2) if len(history) > 1 else None
+        drawing = figure(record, history, height=2.4, panels=2)
     except ConfigError:
         return ""
-    data = base64.b64encode(_png(drawing)).decode() if drawing else ""
-    return f"<img alt='learning curves' src='data:image/png;base64,{data}'>" if data else ""
+    data = base64.b64encode(_png(drawing)).decode()
+    return f"<img alt='learning curves' src='data:image/png;base64,{data}'>"

@@ -84,13 +84,9 @@ def best_first(runs: Iterable[FoundRun]) -> list[str]:
 
 def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) -> list[T]:
     """Sort items by their values; those without one, or with nan, come last either way."""
-    having, without = list[tuple[Any, T]](), list[T]()
-    for item in items:
-        value = value_of(item)
-        if value in (None, "") or value != value:
-            without.append(item)
-        else:
-            having.append((value, item))
+    valued = [(value_of(item), item) for item in items]
+    without = [item for value, item in valued if value in (None, "") or value != value]
+    having = [pair for pair in valued if pair[0] not in (None, "") and pair[0] == pair[0]]
     are_numbers = all(isinstance(value, int | float) for value, _ in having)
     having.sort(key=lambda pair: pair[0] if are_numbers else str(pair[0]), reverse=falling)
     return [*(item for _, item in having), *without]
@@ -224,11 +220,8 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
     others = {*results, "run", "started"}
     settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
     rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
-    gits = [run.record.get("git") or {} for run in both]
-    marks = [" with changes" if git.get("diff") else "" for git in gits]
-    commits = (f"{g.get('commit', '')[:12]}{mark}" for g, mark in zip(gits, marks, strict=True))
+    rows.append(("commit", *map(_commit, both)))
     versions = (run.record.get("versions", {}).items() for run in both)
-    rows.append(("commit", *commits))
     rows.append(("versions", *(", ".join(map(" ".join, each)) for each in versions)))
     for name, a, b in rows:
         if a != b:
@@ -239,6 +232,11 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
         difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
         table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
+
+
+def _commit(run: FoundRun) -> str:
+    git = run.record.get("git") or {}
+    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -61,7 +61,7 @@ class RunState:
         self._awaited = {tags.EPOCH_S}
         self._max_s = math.inf  # of training
         self._epochs_s, self._epoch_began = 0.0, 0.0
-        self.noun, self.found = "image", list[str]()
+        self.noun, self.data_lines = "image", list[str]()
         self.step = self.epoch = self.total_steps = 0
 
     def read(self) -> None:
@@ -87,7 +87,7 @@ class RunState:
     def _read_result(self) -> None:
         result = read_result(self._paths)
         data = result.get("data", {})
-        self.found = found_in(data)
+        self.data_lines = describe_data(data)
         began = result.get("resumed_from") or result.get("forked_from")
         self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
@@ -193,9 +193,9 @@ class RunDisplay:
         show_printed(self._console, ((f"rank {rank}", line) for rank, line in new), self._errors)
         state = self._state
         state.read()
-        for about in filter(None, state.found):
+        for about in filter(None, state.data_lines):
             say(self._console, about)
-        state.found.clear()
+        state.data_lines.clear()
         lines = state.take_ended(last=last)
         for line in lines:
             self._unprinted |= line.values
@@ -228,12 +228,15 @@ class RunDisplay:
                 if not tag.startswith(tags.RUNNING) and tag != tags.RUNNING_SAMPLES_PER_S
             }
         epoch, step = f"{line.epoch}/{state.epochs}", f"step {line.step}/{state.total_steps}"
-        words = [*in_words(values, state.noun), *["best"] * line.is_best]
-        if not self._console.is_terminal:
-            words = [step, *words, *(self._left() if left else [])]
-        else:  # lines of epochs are below one another, and the bar has the time that is left
+        words = in_words(values, state.noun)
+        if line.is_best:
+            words.append("best")
+        if self._console.is_terminal:  # lines of epochs are below one another
             epoch = epoch.rjust(2 * len(str(state.epochs)) + 1)
-            words = words if ends_epoch else [step, *words]
+        elif left:  # which the bar has
+            words += self._left()
+        if not (self._console.is_terminal and ends_epoch):
+            words.insert(0, step)
         text = "  ".join([f"epoch {epoch}", *words])
         say(self._console, text, "bold" if line.is_best and self._console.is_terminal else "")
 
@@ -270,16 +273,17 @@ def waiting_for(devices: Sequence[str]) -> str:
 
 def _progress_bar(console: Console) -> Progress:
     label = TextColumn("{task.description}", markup=False)
-    bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
     text = TextColumn("{task.fields[text]}", markup=False, table_column=Column())  # may be wrapped
-    columns = (label, *bar, MofNCompleteColumn(), text)
+    columns = [label, MofNCompleteColumn(), text]
+    if console.width >= WIDE:
+        columns.insert(1, BarColumn(bar_width=BAR))
     return Progress(*columns, console=console, refresh_per_second=10)
 
 
-def found_in(data: Mapping[str, Any]) -> list[str]:
+def describe_data(data: Mapping[str, Any]) -> list[str]:
     """Return lines on the samples that a run has found, and their features, by its record."""
     features = Features.read(data) if "inputs" in data else None
-    sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
+    sizes = {part: data.get(f"{part}_size") for part in tags.SPLITS}
     words = {"train": "train in an epoch (a stream)"} if data.get("is_uncounted") else {}
     samples = ", ".join(f"{n:,} {words.get(part, part)}" for part, n in sizes.items() if n)
     if not features or not samples:
@@ -303,16 +307,21 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     speed = "img/s" if noun == "image" else f"{noun}s/s"
     val, test = tags.metric(metric, "val"), tags.metric(metric, "test")
     objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
-    others = () if objective in (val, test) else (objective,)  # then `best` is of neither
-    shown: list[tuple[Any, ...]] = [
-        *((short, decimals, tags.metric(of, "train"), tags.RUNNING + of) for of, short in named),
-        (val if others else "val", decimals, val),
-        (test if others else "test", decimals, test),
-        *((tag, decimals, tag) for tag in others),
-        (speed, "{:,.0f}".format, tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S),
-    ]
-    found = ((label, form, [values[x] for x in of if x in values]) for label, form, *of in shown)
-    return [f"{label} {form(first[0])}" for label, form, first in found if first]
+    is_other = objective not in (val, test)  # then `best` is of neither
+    words = list[str]()
+
+    def add(label: str, *of: str, form: Callable[[float], str] = decimals) -> None:
+        if known := [values[tag] for tag in of if tag in values]:
+            words.append(f"{label} {form(known[0])}")
+
+    for name, short in named:
+        add(short, tags.metric(name, "train"), tags.RUNNING + name)
+    add(val if is_other else "val", val)
+    add(test if is_other else "test", test)
+    if is_other:
+        add(objective, objective)
+    add(speed, tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S, form="{:,.0f}".format)
+    return words
 
 
 class Printed:
@@ -341,9 +350,10 @@ class Printed:
             read = self._read.get(log, 0)
             try:
                 size = log.stat().st_size
-                read *= read <= size  # else it was of an attempt that was taken back
                 if size == read:
                     continue
+                if size < read:  # it was of an attempt that was taken back
+                    read = 0
                 with log.open("rb") as file:
                     file.seek(read)
                     text = file.read(MAX_LAST_BYTES if last else MAX_BYTES)

@@ -7,14 +7,15 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from expt.config import own_code
 from expt.config.kinds import metrics_of
-from expt.errors import decimals, printable
+from expt.errors import counted, decimals, printable
 from expt.features import noun_of
 from expt.runs import provenance
 from expt.runs.found import FoundRun
@@ -24,17 +25,19 @@ from expt.runs.result import (
     COMPLETED,
     PRUNED,
     Begun,
+    ByClass,
     Forked,
     Record,
-    moment,
     read_result,
     result_of_any,
     whole_epochs,
 )
+from expt.runs.tags import SPLITS
 from expt.runs.view.text import (
     STALE,
     Console,
     cells,
+    field,
     gpus_named,
     plain_table,
     resume_command,
@@ -58,10 +61,39 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     if not is_pruned and resumed_at and resumed_at == result.get("steps"):
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
         say(console, f"{at_end}; to continue: {longer}")
+    console.print(_final_numbers(result))
+    _say_undefined(console, result.get("metrics") or {})
+    if forked := result.get("forked_from"):
+        say(console, field("forked from", f"{shown_path(Path(forked['run']))}, {_since(forked)}"))
+    speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
+    trained_s = sum(result.get("epoch_s") or [0])
+    say(console, field("trained", f"{trained_s:.1f} s by {_where(result)}, {speed}"))
+    if best := result.get("best"):
+        value = decimals(best["value"])
+        say(console, field("best", f"{best['metric']} {value} {_when(result, best)}"))
+    if stopped := result.get("stopped_early"):
+        why = f"{_when(result, stopped)}: {stopped['reason']}"
+        say(console, field("stopped", f"{why}; to continue: {longer}"))
+    folder = shown_path(paths.folder)
+    if is_pruned:
+        command = resume_command(paths)
+        say(console, field("pruned", f"after {epochs_done(result)}; to continue: {command}"))
+    say(console, field("run folder", folder))
+    if paths.operators.exists():
+        say(console, f"\n{paths.operators.read_text(encoding='utf-8')}")
+        trace = shown_path(paths.trace)
+        say(console, field("trace", f"{trace}, to open at https://ui.perfetto.dev"))
+    say(console, field("look at it", f"tensorboard --logdir {_quoted(logdir(paths.folder))}"))
+    if folder.startswith("outputs/"):  # where the report looks by itself
+        say(console, field("compare", f"{provenance.program()} report"))
+
+
+def _final_numbers(result: Record) -> Table:
+    """Return a table of the last numbers of each split."""
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
@@ -69,36 +101,14 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         name, share = majority
         shares = (_number(share) if metric == "accuracy" else "" for metric in metrics)
         table.add_row(*cells("majority", *shares, f"the share of {name} in train"))
-    console.print(table)
-    _say_undefined(console, values)
-    if forked := result.get("forked_from"):
-        say(console, f"forked from  {shown_path(Path(forked['run']))}, {_since(forked)}")
-    speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
-    trained_s = sum(result.get("epoch_s") or [0])
-    say(console, f"trained      {trained_s:.1f} s by {_where(result)}, {speed}")
-    if best := result.get("best"):
-        value = decimals(best["value"])
-        say(console, f"best         {best['metric']} {value} {_when(result, best)}")
-    if stopped := result.get("stopped_early"):
-        why = f"{_when(result, stopped)}: {stopped['reason']}"
-        say(console, f"stopped      {why}; to continue: {longer}")
-    folder = shown_path(paths.folder)
-    if is_pruned:
-        command = resume_command(paths)
-        say(console, f"pruned       after {epochs_done(result)}; to continue: {command}")
-    say(console, f"run folder   {folder}")
-    if paths.operators.exists():
-        say(console, f"\n{paths.operators.read_text(encoding='utf-8')}")
-        trace = shown_path(paths.trace)
-        say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
-    say(console, f"look at it   tensorboard --logdir {_quoted(logdir(paths.folder))}")
-    if folder.startswith("outputs/"):  # where the report looks by itself
-        say(console, f"compare      {provenance.program()} report")
+    return table
 
 
-def _number(value: Any) -> str:
+def _number(value: float | Literal[""] | None) -> str:
     """Return nothing for a value that was not measured; a nan is null in the record."""
-    return decimals(value) if isinstance(value, int | float) else "nan" if value is None else ""
+    if value is None:
+        return "nan"
+    return decimals(value) if value != "" else ""
 
 
 def _say_undefined(console: Console, *several: Mapping[str, float | None]) -> None:
@@ -110,7 +120,7 @@ def _say_undefined(console: Console, *several: Mapping[str, float | None]) -> No
         found |= dict.fromkeys(x for x in are_nan if f"loss/{x.rpartition('/')[2]}" in losses)
     if found:
         why = "these samples do not define them, e.g. as all have one value of a target"
-        say(console, f"nan          {', '.join(found)}: {why}")
+        say(console, field("nan", f"{', '.join(found)}: {why}"))
 
 
 def _quoted(path: Path) -> str:
@@ -133,7 +143,7 @@ def _epoch_of(split: str, result: Record) -> str:
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     if each_epoch or not best:
         return f"{last}, the last"
-    return f"{moment(result, best).removeprefix('epoch ')}, the best"
+    return f"{_moment(result, best).removeprefix('epoch ')}, the best"
 
 
 def epochs_done(result: Record) -> str:
@@ -142,59 +152,77 @@ def epochs_done(result: Record) -> str:
 
 
 def _where(result: Record) -> str:
-    workers, devices = result.get("world_size", 1), result.get("devices")
-    return f"{workers} worker{'s' if workers > 1 else ''} on {gpus_named(devices)}"
+    workers = counted(result.get("world_size", 1), "worker")
+    return f"{workers} on {gpus_named(result.get('devices'))}"
+
+
+def _moment(record: Record, at: Mapping[str, Any]) -> str:
+    """Return when something was: an epoch, or a step where those are evaluated within epochs."""
+    config, step = record.get("config") or {}, at.get("step")
+    within = any(config.get(f"eval_every_{unit}") for unit in ("steps", "minutes"))
+    return f"step {step}" if within and step else f"epoch {at['epoch']}"
 
 
 def _when(result: Record, at: Mapping[str, Any]) -> str:
-    found = moment(result, at)
-    return f"{'at' if found.startswith('step') else 'in'} {found}"
+    moment = _moment(result, at)
+    return f"{'at' if moment.startswith('step') else 'in'} {moment}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     """Print a row for each evaluation; of a single one a few lines more."""
-    records = [(paths, read_result(paths)) for paths in evaluated]
+    records = [read_result(paths) for paths in evaluated]
     metrics = dict.fromkeys(
-        name for _, record in records for name in metrics_of(record["config"]["task"])
+        name for record in records for name in metrics_of(record["config"]["task"])
     )
-    several = len(records) > 1
-    columns = (*(["run"] if several else []), "", *metrics, "samples", "of epoch")
+    columns = ["", *metrics, "samples", "of epoch"]
+    rows = [_row_of_evaluation(record, metrics) for record in records]
+    if len(records) > 1:
+        columns.insert(0, "run")
+        for row, paths in zip(rows, evaluated, strict=True):
+            row.insert(0, paths.folder.parents[1].name)
     table = plain_table(columns, left=("run", ""))
-    for paths, record in records:
-        about, name = record["evaluation_of"], [paths.folder.parents[1].name] if several else []
-        dataset = "" if about["own_data"] else f"{about['dataset']} "
-        known = record["metrics"]
-        numbers = (_number(known.get(f"{each}/{about['split']}", "")) for each in metrics)
-        of = moment(read_result(RunPaths(Path(about["run"]))), about).removeprefix("epoch ")
-        epoch = f"{of}, the {about['checkpoint']}" if about["checkpoint"] in WHICH else of
-        samples = f"{about['samples']:,}"
-        table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
+    for row in rows:
+        table.add_row(*cells(*row))
     console.print(table)
-    _say_undefined(console, *(record["metrics"] for _, record in records))
-    paths, record = records[0]
-    run = paths.folder.parents[1]
-    if not several:
-        classes = record["evaluation_of"].get("by_class", {})
-        if 0 < len(classes) <= _MOST_CLASSES:
-            table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
-            for each, by in classes.items():
-                shares = (by["precision"], by["recall"], by["f1"])
-                shown = ("" if share is None else f"{share:.4f}" for share in shares)
-                table.add_row(*cells(each, by["samples"], *shown))
-            console.print(table)
-        for line in _facts_of_evaluation(record):
+    _say_undefined(console, *(record["metrics"] for record in records))
+    run = evaluated[0].folder.parents[1]
+    if len(records) == 1:
+        _print_classes(console, records[0]["evaluation_of"].get("by_class", {}))
+        for line in _facts_of_evaluation(records[0]):
             say(console, line)
-        say(console, f"numbers      {shown_path(paths.result)}")
-    around = run.parent if several else logdir(run)
-    say(console, f"look at it   tensorboard --logdir {_quoted(around)}")
+        say(console, field("numbers", shown_path(evaluated[0].result)))
+    around = run.parent if len(records) > 1 else logdir(run)
+    say(console, field("look at it", f"tensorboard --logdir {_quoted(around)}"))
+
+
+def _row_of_evaluation(record: Record, metrics: Iterable[str]) -> list[str]:
+    about, values = record["evaluation_of"], record["metrics"]
+    dataset = "" if about["own_data"] else f"{about['dataset']} "
+    numbers = (_number(values.get(f"{metric}/{about['split']}", "")) for metric in metrics)
+    epoch = _moment(read_result(RunPaths(Path(about["run"]))), about).removeprefix("epoch ")
+    if about["checkpoint"] in WHICH:
+        epoch += f", the {about['checkpoint']}"
+    return [dataset + about["split"], *numbers, f"{about['samples']:,}", epoch]
+
+
+def _print_classes(console: Console, classes: Mapping[str, ByClass]) -> None:
+    """Print the shares of each class, unless there are too many."""
+    if not 0 < len(classes) <= _MOST_CLASSES:
+        return
+    table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
+    for name, found in classes.items():
+        shares = (found["precision"], found["recall"], found["f1"])
+        shown = ("" if share is None else f"{share:.4f}" for share in shares)
+        table.add_row(*cells(name, found["samples"], *shown))
+    console.print(table)
 
 
 def _facts_of_evaluation(record: Record) -> Iterator[str]:
     about, seconds = record["evaluation_of"], record["eval_s"]
     speed = f"{about['samples'] / max(seconds, 1e-9):,.0f} {noun_of(record)}s/s"
-    yield f"measured     {seconds:.1f} s by {_where(record)}, {speed}"
+    yield field("measured", f"{seconds:.1f} s by {_where(record)}, {speed}")
     if record["config"]["dataset"].get("standardise_targets"):
-        yield "unit         the loss is of standardised targets, metrics are in their own unit"
+        yield field("unit", "the loss is of standardised targets, metrics are in their own unit")
     then = read_result(RunPaths(Path(about["run"])))
     config, metrics, split = then.get("config") or {}, then.get("metrics") or {}, about["split"]
     # The numbers of the run for the same weights on the same samples.
@@ -203,7 +231,7 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
     if same and then.get("status") == COMPLETED:
         found = [tag for tag in record["metrics"] if isinstance(metrics.get(tag), float)]
         if shown := ", ".join(f"{tag.partition('/')[0]} {decimals(metrics[tag])}" for tag in found):
-            yield f"then         the run itself recorded {shown}"
+            yield field("then", f"the run itself recorded {shown}")
 
 
 def print_ancestry(console: Console, runs: Sequence[FoundRun]) -> None:
@@ -211,19 +239,20 @@ def print_ancestry(console: Console, runs: Sequence[FoundRun]) -> None:
     begun: dict[str, list[Path]] = {}
     for run in runs:
         if "weights_from" in run.record:
-            begun.setdefault(_described(run.record["weights_from"]), []).append(run.folder)
+            begun.setdefault(_origin(run.record["weights_from"]), []).append(run.folder)
     for origin, folders in begun.items():
         whose = shown_path(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-        say(console, f"weights      {whose}: from {origin}")
+        say(console, field("weights", f"{whose}: from {origin}"))
     print_forks(console, runs)
 
 
-def _described(begun: Begun) -> str:
-    details = [begun.get("which") or ""]
-    details.append(f"epoch {begun['epoch']}" if begun.get("epoch") is not None else "")
-    details.append("moving average" if begun.get("average") else "")
-    about = ", ".join(filter(None, details))
-    return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({about})" if about else "")
+def _origin(begun: Begun) -> str:
+    """Return the run or file of first weights, and which of its checkpoints."""
+    epoch = f"epoch {begun['epoch']}" if begun.get("epoch") is not None else None
+    average = "moving average" if begun.get("average") else None
+    details = ", ".join(filter(None, (begun.get("which"), epoch, average)))
+    file = shown_path(Path(begun.get("run") or begun["file"]))
+    return f"{file} ({details})" if details else file
 
 
 def print_forks(console: Console, runs: Sequence[FoundRun]) -> None:
@@ -231,19 +260,19 @@ def print_forks(console: Console, runs: Sequence[FoundRun]) -> None:
     records = {run.folder.resolve(): run.record for run in runs}
     known = {record["identity"]: at for at, record in records.items() if "identity" in record}
     below: dict[Path, list[Path]] = {}
-    todo = list(records)
-    while todo:
-        folder = todo.pop()
+    unread = list(records)
+    while unread:
+        folder = unread.pop()
         if forked := records[folder].get("forked_from"):
             parent = Path(forked["run"])
             if parent not in records:  # it has been moved, lies elsewhere, or is gone
                 parent = known.get(forked["identity"], parent)
             if parent not in records:
                 records[parent] = result_of_any(RunPaths(parent))
-                todo.append(parent)
+                unread.append(parent)
             below.setdefault(parent, []).append(folder)
     for root in sorted(folder for folder in below if "forked_from" not in records[folder]):
-        console.print(_grown(root, below, records), soft_wrap=True)
+        console.print(_tree_of_forks(root, below, records), soft_wrap=True)
 
 
 def _since(forked: Forked) -> str:
@@ -252,14 +281,14 @@ def _since(forked: Forked) -> str:
     return f"at step {forked['step']}" + (f": {changed}" if changed else "")
 
 
-def _grown(
+def _tree_of_forks(
     folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[Path, Record]
 ) -> Tree:
     """Return the run of `folder` with its forks, by the step at which they part from it."""
     record = records[folder]
     label = shown_path(folder) + ("" if record else " (no longer there)")
     if (forked := record.get("forked_from")) is None:
-        label = f"forks        {label}"
+        label = field("forks", label)
     else:
         label += f"  {_since(forked)}"
     objective = record.get("objective")
@@ -268,7 +297,7 @@ def _grown(
     tree = Tree(Text(printable(label)))
     forks = below.get(folder, ())
     for fork in sorted(forks, key=lambda each: (records[each]["forked_from"]["step"], each)):
-        tree.children.append(_grown(fork, below, records))
+        tree.children.append(_tree_of_forks(fork, below, records))
     return tree
 
 

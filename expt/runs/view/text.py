@@ -17,7 +17,7 @@ from typing import Any
 import rich.console
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from expt import progress
@@ -26,8 +26,6 @@ from expt.runs.paths import RunPaths
 
 STALE = "stale"
 """The mark of a run whose custom classes have other source now."""
-
-
 UNLIMITED = 100_000
 """The width of a file or a pipe [characters]."""
 _FOLDED = 18
@@ -97,18 +95,13 @@ class PlainTable(Table):
                 parts.append(first)
             parts[-1] = [*parts[-1], at]
         for part in parts:
-            spare, widths = max(0, room - needs(part)), dict[int, int]()
+            columns = list[Column]()
+            spare = max(0, room - needs(part))
             for at in part:
-                widths[at] = min(whole[at], least[at] + spare)
-                spare -= widths[at] - least[at]
-            columns = (
-                dataclasses.replace(
-                    self.columns[at],
-                    no_wrap=(is_whole := width == whole[at]),
-                    max_width=None if is_whole else width,
-                )
-                for at, width in widths.items()
-            )
+                width = min(whole[at], least[at] + spare)
+                spare -= width - least[at]
+                how: Any = {"no_wrap": True} if width == whole[at] else {"max_width": width}
+                columns.append(dataclasses.replace(self.columns[at], **how))
             table = Table(*columns, box=None, pad_edge=False, header_style="bold")
             table.rows = self.rows
             yield table
@@ -116,8 +109,9 @@ class PlainTable(Table):
 
 def gpus_named(devices: Sequence[str] | None) -> str:
     """Return the devices of a run's record, such as `GPUs 0, 1`."""
-    names = ", ".join(devices or ())
-    return f"GPU{'s' * (len(devices or ()) > 1)} {names}" if names else "the CPU"
+    if not devices:
+        return "the CPU"
+    return f"{'GPU' if len(devices) == 1 else 'GPUs'} {', '.join(devices)}"
 
 
 def cells(*values: object) -> list[Text]:
@@ -140,6 +134,11 @@ def say(console: Console, text: str, style: str = "") -> None:
     """Print a line as it is; the terminal wraps a long one, so that a path in it can be copied."""
     console.print(Text(printable(text), style), soft_wrap=True)
     progress.said()
+
+
+def field(label: str, value: object) -> str:
+    """Return a line of a summary, in which values are below one another."""
+    return f"{label:<13}{value}"
 
 
 def setting(value: Any) -> str:

@@ -13,8 +13,8 @@ from rich.table import Table
 from expt.errors import ConfigError, counted, listed, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
-from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.listing import falls
+from expt.runs.view.settings import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.text import cells, plain_table, setting
 
 NAMED = 3
@@ -65,23 +65,22 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     compare.
     """
     metric = metric or objective_name(runs)
-    sign, found = 1 if falls(metric, runs) else -1, rows(runs)
+    sign = 1 if falls(metric, runs) else -1
+    found = rows(runs)
     values = [_values(row, metric) for row in found]
-    finite = [
-        {key: value for key, value in each.items() if math.isfinite(value)} for each in values
-    ]
+    finite = [{key: x for key, x in each.items() if math.isfinite(x)} for each in values]
     seeds = [len(each) for each in finite]
+    compared = [index for index, number in enumerate(seeds) if number]
     if not any(values):
         raise ConfigError(f"--verdict: no run has measured {metric}")
-    if sum(map(bool, seeds)) < 2 or max(seeds) < 2:
+    if len(compared) < 2 or max(seeds) < 2:
         raise ConfigError(
             "--verdict: compares settings by their seeds; make seeds an axis of the sweep, with"
-            f" others, seed=0,1,2,3,4 ({metric}: {sum(map(bool, seeds))} rows of at most"
-            f" {max(seeds, default=0)} seeds)"
+            f" others, seed=0,1,2,3,4 ({metric}: {len(compared)} rows of at most"
+            f" {max(seeds)} seeds)"
         )
-    measured = [index for index, number in enumerate(seeds) if number]
-    pairs = itertools.combinations(measured, 2)
-    raw = {(one, other): _test(finite[one], finite[other])[3] for one, other in pairs}
+    pairs = itertools.combinations(compared, 2)
+    raw = {(one, other): _test(finite[one], finite[other]).p for one, other in pairs}
     corrected = _holm(raw)
 
     def merit(index: int) -> tuple[bool, bool, float]:
@@ -89,36 +88,37 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
         is_finite, mean = finite[index] == values[index], statistics.fmean(finite[index].values())
         return is_finite, found[index].is_whole, sign * mean
 
-    best = max((index for index in measured if seeds[index] > 1), key=merit)
-    others = []
-    for index, row in enumerate(found):
-        if index != best and seeds[index]:
-            pair, common = (min(best, index), max(best, index)), finite[best].keys() & finite[index]
-            p = corrected[pair]  # the interval has 0 within it where p is at least LEVEL
-            level = LEVEL * raw[pair] / p if p else LEVEL / len(raw)
-            lead, *ends, _ = _test(finite[best], finite[index], level)
-            low, high = sorted(sign * end + 0.0 for end in ends)
-            p = min(p, 1.0)  # in this order nan stays
-            others.append(Verdict(row, len(common), sign * lead + 0.0, low, high, p))
-    known = sum(not math.isnan(each) for each in raw.values())
+    best = max((index for index in compared if seeds[index] > 1), key=merit)
+
+    def verdict(other: int) -> Verdict:
+        pair = min(best, other), max(best, other)
+        p = corrected[pair]  # the interval has 0 within it where p is at least LEVEL
+        level = LEVEL * raw[pair] / p if p else LEVEL / len(raw)
+        tested = _test(finite[best], finite[other], level)
+        low, high = sorted(sign * end + 0.0 for end in (tested.low, tested.high))
+        common = len(finite[best].keys() & finite[other])
+        # In this order nan stays.
+        return Verdict(found[other], common, sign * tested.lead + 0.0, low, high, min(p, 1.0))
+
+    known = counted(sum(not math.isnan(p) for p in raw.values()), "comparison")
     notes = [
         "lead and interval compare each row with the best, by runs of the same seed; interval and p"
-        " are of a paired t-test, corrected (Holm) for"
-        f" {counted(known, 'comparison')}"
+        f" are of a paired t-test, corrected (Holm) for {known}"
     ]
-    is_unequal = len({frozenset(each) for each in finite if each}) > 1
-    notes += _of_repetitions(found, seeds, found[best], is_unequal=is_unequal)
+    is_unequal = len({frozenset(finite[index]) for index in compared}) > 1
+    notes += _notes_of_seeds(found, seeds, found[best], is_unequal=is_unequal)
     if best:
-        notes.append(_other_first_row(found[0], seeds[0], metric))
+        notes.append(_note_of_first_row(found[0], seeds[0], metric))
     completed = sum(run.status == COMPLETED for run in runs)
     if left_out := completed - sum(seeds):
         notes.append(f"not counted: {left_out} completed, of a seed that is there, or not finite")
     if any(run.config.get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
-    return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
+    others = tuple(verdict(index) for index in compared if index != best)
+    return Verdicts(found[best], seeds[best], others, tuple(notes))
 
 
-def _of_repetitions(
+def _notes_of_seeds(
     found: Sequence[Row], seeds: Sequence[int], best: Row, *, is_unequal: bool
 ) -> Iterator[str]:
     """Yield how the best was found among unequal seeds, and the rows without all repetitions."""
@@ -133,13 +133,14 @@ def _of_repetitions(
         yield f"not compared: {listed(without, NAMED)}: no completed run has measured it"
 
 
-def _other_first_row(row: Row, seeds: int, metric: str) -> str:
+def _note_of_first_row(row: Row, seeds: int, metric: str) -> str:
     """Return a line that says why the first row of the leaderboard is not the best one here."""
-    why = "it has a value that is not finite, or a seed twice"
-    if seeds < 2:
-        why = f"it has {counted(seeds, 'seed')}, and a verdict needs two"
     if metric != row.objective:
         why = f"that is by {row.objective}, and this by {metric}"
+    elif seeds < 2:
+        why = f"it has {counted(seeds, 'seed')}, and a verdict needs two"
+    else:
+        why = "it has a value that is not finite, or a seed twice"
     return f"the first row of the leaderboard is {row.name}: {why}"
 
 
@@ -152,34 +153,41 @@ def _values(row: Row, metric: str) -> Values:
     return found
 
 
-def _test(first: Values, second: Values, level: float = LEVEL) -> tuple[float, float, float, float]:
-    """Return the mean of `first - second` by seed, its interval, and p; nan without a spread."""
+class _Test(NamedTuple):
+    """The mean of the differences by seed, its interval, and p; nan where they have no spread."""
+
+    lead: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+
+
+def _test(first: Values, second: Values, level: float = LEVEL) -> _Test:
+    """Test `first - second` by seed."""
     require("--verdict", "scipy", extra="verdict")
     from scipy import stats
 
     pairs = [(first[key], second[key]) for key in first if key in second]
     if not pairs:
-        return math.nan, math.nan, math.nan, math.nan
+        return _Test(math.nan)
     differences = [a - b for a, b in pairs]
     error = ROUNDING * max(abs(value) for pair in pairs for value in pair)
     lead = statistics.fmean(differences)
     if abs(lead) <= error:
         lead = 0.0
     if max(differences) - min(differences) <= 2 * error:
-        return lead, math.nan, math.nan, math.nan
+        return _Test(lead)
     tested = stats.ttest_1samp(differences, 0.0)
     interval = tested.confidence_interval(1 - level)
-    return lead, float(interval.low), float(interval.high), float(tested.pvalue)
+    return _Test(lead, float(interval.low), float(interval.high), float(tested.pvalue))
 
 
 def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """Return the corrected p, which may be above 1; nan where it is not known."""
     known = sorted((value, pair) for pair, value in p.items() if not math.isnan(value))
     steps = ((len(known) - place) * value for place, (value, _) in enumerate(known))
-    return {
-        **p,
-        **dict(zip((pair for _, pair in known), itertools.accumulate(steps, max), strict=True)),
-    }
+    corrected = zip(known, itertools.accumulate(steps, max), strict=True)
+    return {**p, **{pair: value for (_, pair), value in corrected}}
 
 
 def verdict_table(found: Verdicts) -> Table:
@@ -190,9 +198,10 @@ def verdict_table(found: Verdicts) -> Table:
     best = (setting(found.best.settings[key]) for key in keys)
     shown.add_row(*cells(*best, found.best_seeds, "", "", "", "the best"))
     for one in found.others:
-        known = not math.isnan(one.p)
-        interval = f"{_signed(one.low)} to {_signed(one.high)}" if known else ""
-        p = ("<0.0001" if one.p < 1e-4 else f"{one.p:.4f}") if known else ""
+        interval = p = ""
+        if not math.isnan(one.p):
+            interval = f"{_signed(one.low)} to {_signed(one.high)}"
+            p = "<0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
         lead = "" if math.isnan(one.lead) else _signed(one.lead)
         settings = (setting(one.other.settings.get(key, "")) for key in keys)
         shown.add_row(*cells(*settings, one.seeds, lead, interval, p, one.in_words))
@@ -200,4 +209,6 @@ def verdict_table(found: Verdicts) -> Table:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}" if value else "0"
+    if not value:
+        return "0"
+    return f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}"
