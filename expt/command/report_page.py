@@ -16,8 +16,9 @@ from expt.runs import provenance
 from expt.runs.found import FoundRun, without_copies
 from expt.runs.paths import write_atomically
 from expt.runs.view import page, verdict
-from expt.runs.view.leaderboard import Row, leaderboard, objective_name, rows
+from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
+from expt.runs.view.settings import Row, objective_name, rows
 from expt.runs.view.text import Console, cells, plain_table, say, setting, shown_path
 from expt.search.conclusion import best_of
 from expt.search.study import importance
@@ -31,7 +32,7 @@ def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace
     if not asked.of_sweep:
         raise ConfigError("--html: is about one sweep; name its folder")
     runs = without_copies(runs)[0]
-    best = best_of(folder, runs)[0]
+    best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
         "Results": page.table(leaderboard(runs, asked.sort)),

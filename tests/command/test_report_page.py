@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from expt.command.report import main
-from expt.runs.view.leaderboard import leaderboard, read_runs
+from expt.runs.view.leaderboard import leaderboard
+from expt.runs.view.settings import read_runs
 from tests.command.test_report import leave
 from tests.facade import Patch
 

@@ -42,7 +42,7 @@ def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any
     )
 
 
-def rows_of(folder: Path) -> list[leaderboard.Row]:
+def rows_of(folder: Path) -> list[settings.Row]:
     return settings.rows(settings.read_runs(folder))
 
 
