@@ -214,10 +214,9 @@ def last_of_each(words: Sequence[str]) -> list[Override]:
         typed = override.get_key_element()
         before = [each for each in found if replaces(override, each)]
         found = [each for each in found if each not in before]
-        if "+" not in typed and any(each.get_key_element()[0] == "+" for each in before):
-            plus = before[0].get_key_element().removesuffix(typed)
-            override = parse_one(f"{plus}{override.input_line}")
-        found.append(override)
+        of_key = (each for each in before if key_of(each) == typed)
+        plus = (each.get_key_element().removesuffix(typed) for each in of_key)
+        found.append(parse_one(f"{next(plus, '')}{override.input_line}"))
     return found
 
 

@@ -48,6 +48,9 @@ def test_of_several_words_for_a_key_the_last_counts() -> None:
     words = ["seed=0", "model=mlp", "+own.width=1", "seed=1,2", "own.width=3", "~ema", "ema=0.9"]
     found = [str(each.input_line) for each in last_of_each(words)]
     assert found == ["model=mlp", "seed=1,2", "+own.width=3", "~ema", "ema=0.9"]
+    assert [each.input_line for each in last_of_each(["+a=1", "++a=2"])] == ["++a=2"]
+    whole = ["++own.size.0=5", "own.size=[1,2]"]  # the + of an element is none of the list's
+    assert [each.input_line for each in last_of_each(whole)] == ["own.size=[1,2]"]
     expected = {"optimizer.lr": 1e-3, "x.y": None, "aug@model.opts": "a", "n": "a b"}
     assert as_dict(["optimizer.lr=1e-3", "~x.y", "aug@model.opts=a", "+n='a b'"]) == expected
 
