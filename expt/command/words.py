@@ -91,7 +91,10 @@ def options_of(arguments: Sequence[str]) -> Options:
         elif word in _FLAGS:
             found[_FLAGS[word]] = True
         elif name in ("-cd", "--config-dir"):
-            found["config_dir"] = value if equals else next(words, "")
+            folder = value if equals else next(words, "")
+            if not folder or folder.startswith("-"):
+                raise ConfigError(f"{word}: names no folder of custom YAML")
+            found["config_dir"] = folder
         elif name in _PRINTING:
             printing.append(word)
             if _PRINTING[name] and not equals:

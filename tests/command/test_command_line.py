@@ -41,6 +41,9 @@ def test_options_are_told_from_settings() -> None:
     for word in ("--epochs", "--batch-size=3", "-v", "--experimental-rerun"):
         with pytest.raises(ConfigError, match=f"^{word}: there is no such option"):
             options_of([word, "5"])
+    for without in (["x=1", "--config-dir"], ["-cd", "-m"], ["--config-dir="]):
+        with pytest.raises(ConfigError, match=r"^(-cd|--config-dir).*: names no folder"):
+            options_of(without)
 
 
 @pytest.mark.parametrize(
