@@ -114,7 +114,7 @@ def run_named(word: str, given: str) -> tuple[Path, str]:
     """
     path, which = split_name(given, f"{word}=")
     if path.is_file():
-        return path.parent.parent, path.stem
+        return path.absolute().parent.parent, path.stem
     if is_sweep(path):
         such = ""
         if ranked := by_objective(run for run in results(path) if run.paths.best.is_file()):

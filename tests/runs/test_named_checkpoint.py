@@ -24,6 +24,7 @@ from expt.runs.named_checkpoint import (
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
+from tests.facade import Patch
 
 STATE: dict[str, Any] = {
     "version": VERSION,
@@ -119,6 +120,12 @@ def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) 
     update_result(paths, objective={"name": "loss/val", "value": 0.5})
     with pytest.raises(ConfigError, match=f"such as '{word}=\"{run}@5\"', which is the best"):
         run_named(word, f"{tmp_path}@5")
+
+
+def test_a_file_of_the_current_folder_is_of_its_run(paths: RunPaths, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(paths.checkpoints)
+    assert run_named("fork", paths.last.name) == (paths.folder, "last")
+    assert weights_named(paths.last.name).run == paths.folder
 
 
 def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: Path) -> None:
