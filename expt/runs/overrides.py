@@ -52,7 +52,7 @@ def unquoted(text: str) -> str:
     """Return the value that `text` stands for in that grammar, where it is one text."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         # 'a\\\'b' as a\'b: of backslashes before a quote or the end half are left, rounded down.
-        return re.sub(rf"(\\*)\1\\?(?={text[0]}|$)", r"\1", text[1:-1])
+        return re.sub(rf"(\\*)\1\\?(?={text[0]}|\Z)", r"\1", text[1:-1])
     # Signs that Hydra escapes in each of several values.
     return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)
 

@@ -61,7 +61,7 @@ def test_what_cannot_run_there_is_refused(tmp_path: Path) -> None:
 
 VALUES = [
     "a/b.c", "a b", "it's", "a,b=c", "a\\'b", "№ {7}", "lr=0.1", "[x]", "1e3", "null", "Nan",
-    "ünï", "end\\", '"', "~",
+    "ünï", "end\\", "end\\\n", "\\'\n", '"', "~",
 ]  # fmt: skip
 
 
