@@ -24,6 +24,8 @@ _INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an o
 """YAML's words for pydantic's."""
 _SHOULD_BE = "input should be"
 """The beginning of pydantic's words for a value of another type, or out of range."""
+_MISSING = ("missing", "missing_argument")
+"""pydantic's rules of a key that is not there."""
 _NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 _RESOLVER = r"\$\{(?=[\w.]+:)"
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -83,8 +85,9 @@ def explain(
         line = _Line(_in_words(problem, path, node, root), rule)
         lines.insert(0 if rule == "value_error" else len(lines), line)
         if rule == "unexpected_keyword_argument":
-            for meant in _near(path, node, root):
-                found.pop(".".join([*path[:-1], meant]), None)  # is missing under its right name
+            for meant in (".".join([*path[:-1], near]) for near in _near(path, node, root)):
+                if all(line.rule in _MISSING for line in found.get(meant, ())):
+                    found.pop(meant, None)  # is missing under its right name
     return [
         _joined(key, lines) + _fix(key, lines, node, origin, of_lists=key in lists)
         for key, lines in found.items()
@@ -98,7 +101,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     shown = repr(value) if isinstance(value, float) else typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
         return _of_unknown_key(path, value, shown, node, root)
-    if rule in ("missing", "missing_argument") and not isinstance(value, list):
+    if rule in _MISSING and not isinstance(value, list):
         return _of_missing(path)
     if rule.startswith("union_tag"):
         return _of_choice(path, value)

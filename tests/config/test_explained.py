@@ -77,6 +77,18 @@ def test_a_new_key_is_a_known_one_misspelt_first(
         configured(word)
 
 
+def test_a_misspelt_key_hides_no_problem_of_the_one_it_stands_for(configured: Configured) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configured("optimizer=sgd", "optimizer.momentum=2", "+optimizer.momentun=0.9")
+    assert [each.partition(":")[0] for each in raised.value.problems] == [
+        "optimizer.momentum=2",
+        "optimizer.momentun=0.9",
+    ]
+    with pytest.raises(ConfigError) as raised:
+        configured("early_stop={metrik: loss/val, patience: 3}")
+    assert len(raised.value.problems) == 1, "it is missing under its right name"
+
+
 @pytest.mark.parametrize(
     ("word", "fix"),
     [
