@@ -69,7 +69,8 @@ def readable(word: str) -> str:
         is_nested = value.startswith("${") and not is_readable(changed)  # ${oc.decode:${oc.env:X}}
         return f"{key}={quoted(value)}" if is_nested else changed
     if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
-        parts = re.findall(r"\s*'[^']*'|\s*\"[^\"]*\"|[^,]+", listed[1])
+        in_quotes = r"\s*'(?:[^'\\]|\\.)*'|\s*\"(?:[^\"\\]|\\.)*\""
+        parts = re.findall(rf"{in_quotes}|[^,]+", listed[1])
     elif re.match(r"['\"[{]|\w+\(.*\)$", value):
         return changed
     else:

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from expt.command.compose import resolving
 from expt.command.conf_files import hydra_words
 from expt.command.grammar import readable
-from expt.config.constraints import typed
 from expt.errors import ConfigError, warn
+from expt.runs.overrides import literal
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """Beginnings of the keys that only a sweep has."""
@@ -37,7 +37,7 @@ def named_axes(composed: DictConfig) -> list[str]:
         if OmegaConf.is_dict(value):
             example = ", ".join(f"{key}.{name}: {below}" for name, below in value.items())
             raise ConfigError(f"hydra.sweeper.params.{key}: a key of it is dotted; write {example}")
-        text = typed(OmegaConf.to_container(value)) if OmegaConf.is_list(value) else value
+        text = literal(OmegaConf.to_container(value)) if OmegaConf.is_list(value) else value
         found.append(readable(f"{key}={text}"))
     return found
 

@@ -143,8 +143,8 @@ def names_of(kind: Any) -> tuple[str, ...]:
 
 def typed(value: Any) -> str:
     """Return a value as it is typed on the command line: null, true, [1,2], {a:1}."""
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:g}"
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, Mapping):

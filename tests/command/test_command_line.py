@@ -71,6 +71,7 @@ def test_options_are_told_from_settings() -> None:
         ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
         ("search.constraints=loss/val<3", "search.constraints='loss/val<3'"),
         ("dataset.features=['a b',c]", "dataset.features=['a b',c]"),
+        (r"dataset.features=['it\'s',c]", r"dataset.features=['it\'s',c]"),
         *(
             (word, word)
             for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "~x.y")

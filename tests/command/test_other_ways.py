@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import invoke
-from expt.command.grammar import about_run, readable
+from expt.command.grammar import about_run, as_dict, readable
 from expt.command.hydra_part import named_axes, refuse_unheeded
 from expt.command.search_space import space_of
 from expt.command.sweep import Grid
@@ -204,6 +204,18 @@ def test_an_axis_of_a_file_may_name_an_element() -> None:
     words = ["optimizer=adam,adamw"]
     space = space_of(words, [condition], here, lambda x: here.settings(x, sweep=True), HERE)
     assert space.parameters[-1].name == "optimizer.betas.0"
+
+
+def test_a_list_of_a_file_is_an_axis_of_one_value_digits_signs_and_all() -> None:
+    axes = """
+      model.x: [12345678.0, 0.1, null]
+      dataset.features: ["a, b", "c:d", "it's", "4"]"""
+    here = composer(written(axes.lstrip(), sweep=True))
+    found = as_dict(named_axes(here.compose(["sweep=one"])))
+    assert found == {
+        "model.x": [12345678.0, 0.1, None],
+        "dataset.features": ["a, b", "c:d", "it's", "4"],
+    }
 
 
 def test_axes_of_a_file_without_a_sweep_are_named(capsys: Capture) -> None:

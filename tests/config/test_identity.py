@@ -280,6 +280,14 @@ def test_choices_are_those_of_the_schema(key: str, values: set[str]) -> None:
     assert set(choices_of(key)) == values
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1"), (0.05, "0.05"), (12345678.0, "12345678"), ([1e22, None], "[1e+22,null]")],
+)
+def test_a_number_is_shown_with_all_its_digits(value: object, text: str) -> None:
+    assert typed(value) == text
+
+
 def test_hyperparameters_of_a_comparison_are_those_that_were_typed() -> None:
     settings: dict[str, Any] = {
         "model": {"name": "convnet", "dropout": 0.5},
