@@ -112,12 +112,17 @@ def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float
     """
     settings = flat(settings)
     return {
-        key.removesuffix(".name"): value
+        key if ".kwargs." in key else key.removesuffix(".name"): value
         if isinstance(value, bool | int | float | str)
         else str(list(value) if isinstance(value, tuple) else value)  # as in YAML and JSON
         for key, value in settings.items()
         if keys.meaning_in(settings, key).result != "none"
     }
+
+
+def without_kwargs(key: str) -> str:
+    """Return the key of a custom class's argument as it is typed: `model.width`."""
+    return key.replace(".kwargs.", ".", 1)
 
 
 def typed_hyperparameters(
@@ -128,9 +133,8 @@ def typed_hyperparameters(
     Also the choices that are not settings, such as `experiment`.
     """
     every, given = hyperparameters(settings), flat(overrides)
-    typed = {word.replace("._target_", ".target") for word in given}
-    typed |= {f"{word}.target" for word in typed if every.get(word) == "_target_"}  # its class
+    typed = {*given, *(f"{word.removesuffix('._target_')}.target" for word in given)}
     others = {
         word: str(value) for word, value in given.items() if word.partition(".")[0] not in settings
     }
-    return others | {key: every[key] for key in every if key.replace(".kwargs", "") in typed}
+    return others | {key: every[key] for key in every if without_kwargs(key) in typed}

@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from expt.config.identity import hyperparameters
+from expt.config.identity import hyperparameters, without_kwargs
 from expt.config.keys import flat
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
@@ -106,11 +106,11 @@ class FoundRun:
         for key, value in config.items():
             if value is None or (isinstance(value, list) and key in found):
                 found[key] = value
+        short = {key: without_kwargs(key) for key in found}
+        found = {key if short[key] in found else short[key]: found[key] for key in found}
         for group in [key for key, value in found.items() if value == "_target_"]:
             if (target := found.get(f"{group}.target")) is None:
                 continue
-            short = {key: key.replace(f"{group}.kwargs.", f"{group}.", 1) for key in found}
-            found = {key if short[key] in found else short[key]: found[key] for key in found}
             name = self.typed.get(group)
             found[group] = name if isinstance(name, str) else target.rpartition(".")[2]
         # Choices of groups that are not settings themselves: custom ones, and `experiment`.

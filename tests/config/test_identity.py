@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from expt.config.keys import (
 from expt.config.parse import parse, recorded, settings_of
 from expt.config.schema import TRACKERS, RunConfig
 from expt.machine import Machine
+from expt.runs.found import FoundRun
 from tests.composing import composed
 from tests.facade import Patch, as_typed
 
@@ -278,6 +280,21 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
 )
 def test_choices_are_those_of_the_schema(key: str, values: set[str]) -> None:
     assert set(choices_of(key)) == values
+
+
+def test_arguments_of_a_class_are_shown_as_they_are_typed() -> None:
+    arguments = {"name": "a", "kwargs_x": 3, "layer": {"_target_": "mine.Layer", "width": 2}}
+    kept: Any = {"name": "_target_", "target": "mine.Net", "kwargs": arguments}
+    typed_model = {"model": {"_target_": "mine.Net", **arguments}}
+    below = {f"model.kwargs.{key}": value for key, value in flat(arguments).items()}
+    found = typed_hyperparameters({"model": kept}, typed_model)
+    assert found == {"model.target": "mine.Net", **below}
+    record: Any = {"config": {"model": kept}, "overrides": typed_model}
+    assert FoundRun(Path("run"), record).settings == {
+        "model": "Net",
+        "model.target": "mine.Net",
+        **{key.replace("model.kwargs.", "model."): value for key, value in below.items()},
+    }
 
 
 @pytest.mark.parametrize(
