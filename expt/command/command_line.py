@@ -22,7 +22,7 @@ from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import run_named
-from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
+from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, quoted, unquoted
 from expt.runs.paths import RunPaths, in_use, is_held, is_sweep
 from expt.runs.result import Record
 
@@ -153,7 +153,7 @@ def words_to_keep(paths: RunPaths, words: Sequence[str]) -> list[str]:
 
     One that is resumed in its own folder keeps the `resume=RUN` that it was started with.
     """
-    kept = [word for word in words if word != "resume=auto"]
+    kept = [word for word in words if not is_resume_auto(word)]
     if len(kept) == len(words):
         return kept
     return [*(word for word in kept_words(paths) if key_of(word) == "resume"), *kept]

@@ -15,7 +15,7 @@ from expt.errors import counted, warn
 from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
-from expt.runs.overrides import joined, words_after_expt
+from expt.runs.overrides import is_resume_auto, joined, words_after_expt
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
 from expt.runs.view.leaderboard import SUMMARY_CSV, SUMMARY_TABLE, leaderboard, write_summary
 from expt.runs.view.listing import in_order
@@ -208,7 +208,7 @@ def again(run: FoundRun, repeated: Sequence[FoundRun] = ()) -> str:
     # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
-    own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
+    own = [word for word in run.record.get("arguments", ()) if not is_resume_auto(word)]
     if len(repeated) > 1:
         return joined(["python", "-m", "expt", "-m", *kept, *_repeating(own, repeated)])
     if any(word.startswith("sweep=") for word in own):

@@ -26,7 +26,7 @@ from expt.config.groups import GROUPS
 from expt.config.key_types import takes_text
 from expt.config.parse import with_value
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
+from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, quoted, values_of
 from expt.runs.result import Record
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
@@ -231,7 +231,7 @@ def as_dict(words: Sequence[str]) -> dict[str, Any]:
 
 def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
     """Return the fields of result.json with the name of the run and the words of its command."""
-    typed = as_dict([word for word in words if word != "resume=auto"])
+    typed = as_dict([word for word in words if not is_resume_auto(word)])
     overrides = {key: _of_kind(config, key, value) for key, value in typed.items()}
     return {"name": name, "overrides": overrides, "arguments": list(words)}
 

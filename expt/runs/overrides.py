@@ -83,6 +83,11 @@ def key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
+def is_resume_auto(word: str) -> bool:
+    """Return whether the word says only that a run continues in its own folder."""
+    return key_of(word) == "resume" and unquoted(word.partition("=")[2]) == "auto"
+
+
 def values_of(text: str) -> list[str]:
     """Return the values between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
     parts = text.split(",")

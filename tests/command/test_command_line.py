@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from expt.command.command_line import read
+from expt.command.command_line import read, words_to_keep
 from expt.command.conf_files import checked_folders
-from expt.command.grammar import readable
+from expt.command.grammar import about_run, readable
 from expt.command.words import Options, options_of
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
@@ -132,6 +132,14 @@ def test_a_resume_keeps_the_words_that_no_typed_one_or_other_strategy_replaces(
     assert settings(*now) == [*kept, *now]
     if {"seed=1", "a=1"} & {*kept}:  # a fork has other settings of a group that is typed
         assert inherited(began, typed) == [*kept]
+
+
+@pytest.mark.parametrize("auto", ["auto", "'auto'", '"auto"'])
+def test_that_a_run_was_resumed_is_none_of_its_words(auto: str, tmp_path: Path) -> None:
+    paths = RunPaths(leave(tmp_path / "run", "resume=elsewhere", "seed=1"))
+    words = ["seed=1", f"resume={auto}"]
+    assert words_to_keep(paths, words) == ["resume=elsewhere", "seed=1"]
+    assert about_run("run", words)["overrides"] == {"seed": 1}
 
 
 def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
         ("notebook.py --fast 3", ["lr=1"], "python -m expt lr=1"),
         ("python -m pytest --fast 3", ["lr=1"], "python -m expt lr=1"),
         ("expt -m lr=1,2 resume=auto", ["resume=auto", "lr=1"], "python -m expt lr=1"),
+        ("expt -m a=1,2 resume='auto'", ["+resume='auto'", "a=1"], "python -m expt a=1"),
         ("expt -m lr=1,2 resume=a/last.safetensors", ["resume=a/last.safetensors", "lr=1"],
             "python -m expt resume=a/last.safetensors lr=1"),
     ],
