@@ -33,7 +33,7 @@ def options(group: str, *own: Path) -> list[str]:
 @functools.cache
 def keys_in_yaml() -> tuple[str, ...]:
     """Return every key that may be set, dotted."""
-    found = [*groups(), *_keys_in(read_yaml(conf_dir() / "config.yaml"))]
+    found = [*groups(), *_keys_in(_content(conf_dir() / "config.yaml"))]
     found += (key for group in groups() for name in options(group) for key in keys_of(group, name))
     return tuple(dict.fromkeys(found))
 
@@ -43,20 +43,22 @@ def keys_of(group: str, name: str) -> list[str]:
     path = conf_dir() / group / f"{name}.yaml"
     if _is_global(path):
         return []
-    found = dict.fromkeys(key for each in lineage(path) for key in _keys_in(read_yaml(each)))
+    found = dict.fromkeys(key for each in lineage(path) for key in _keys_in(_content(each)))
     return [f"{group}.{key}" for key in found if key != "name"]
 
 
-def lineage(path: Path) -> Iterator[Path]:
+def lineage(path: Path, *below: Path) -> Iterator[Path]:
     """Yield the files of a choice: those of its group that its defaults list names, then its own.
 
-    A later one sets keys again. Of custom YAML those of expt's count too.
+    A later one sets keys again. Of custom YAML those of expt's count too. One of `below`, which
+    name this one, is left out.
     """
-    for name in (read_yaml(path) or {}).get("defaults") or ():
+    for name in _defaults(_content(path)):
         folders = (path.parent, conf_dir() / path.parent.name)
         every = (folder / f"{name}.yaml" for folder in folders if isinstance(name, str))
-        if above := next((file for file in every if file.is_file() and file != path), None):
-            yield from lineage(above)
+        others = (file for file in every if file.is_file() and file not in (path, *below))
+        if above := next(others, None):
+            yield from lineage(above, path, *below)
     yield path
 
 
@@ -65,8 +67,8 @@ def _is_global(path: Path) -> bool:
     return "# @package _global_" in path.read_text(encoding="utf-8")
 
 
-def _keys_in(content: Mapping[str, Any] | None) -> Iterator[str]:
-    for key, value in (content or {}).items():
+def _keys_in(content: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in content.items():
         if key not in ("defaults", "hydra"):
             yield key
             if isinstance(value, dict):
@@ -160,8 +162,17 @@ def _sets(word: str, key: str) -> bool:
 
 def _content(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; empty where it holds none."""
-    content = read_yaml(path)
+    try:
+        content = read_yaml(path)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     return content if isinstance(content, dict) else {}
+
+
+def _defaults(content: Mapping[str, Any]) -> list[Any]:
+    """Return the defaults list of a file; empty where it has none."""
+    found = content.get("defaults")
+    return found if isinstance(found, list) else []
 
 
 def hydra_words(
@@ -170,7 +181,7 @@ def hydra_words(
     """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
     for path in _files_of(folders, chosen):
         content = _content(path)
-        mappings = [each for each in content.get("defaults") or () if isinstance(each, dict)]
+        mappings = [each for each in _defaults(content) if isinstance(each, dict)]
         for entry in mappings:
             for key, value in entry.items():
                 if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):

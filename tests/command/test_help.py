@@ -75,6 +75,22 @@ def test_a_choice_has_the_keys_of_that_which_it_builds_on(tmp_path: Path) -> Non
     assert rows["model.dropout=0.5"].startswith("after each hidden layer")
 
 
+@pytest.mark.parametrize("text", ["- 1\n- 2", "defaults: 3\nx: 1", "defaults: [other]\nx: 1", "x"])
+def test_a_choice_that_no_run_can_have_is_shown_as_it_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text(f"{text}\n")
+    (tmp_path / "model/other.yaml").write_text("defaults: [mine]\ny: 2\n")
+    found = help_text("model=mine", "--config-dir", str(tmp_path))
+    assert ("model.x=1" in found, "model.y=2" in found) == ("x: 1" in text, "other" in text)
+
+
+def test_a_choice_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (file := tmp_path / "model/mine.yaml").write_text("x:\n\t- 1\n")
+    with pytest.raises(ConfigError, match=f"^{file}: .*line 2, column 1$"):
+        help_text("model=mine", "--config-dir", str(tmp_path))
+
+
 def test_no_choice_repeats_what_it_builds_on() -> None:
     for path in conf_dir().glob("*/*.yaml"):
         (*above, own) = (
