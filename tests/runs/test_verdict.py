@@ -180,6 +180,16 @@ def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() ->
     assert found.notes[-1].startswith("not counted: 1 ")
 
 
+def test_a_setting_that_never_measured_the_metric_is_named_once() -> None:
+    runs = [*runs_of("loss/test", a=A, b=B), *runs_of(c=C), *runs_of("loss/test", d=[math.nan] * 2)]
+    for run in runs[10:15]:
+        del run.record["metrics"]["loss/test"]
+    (note,) = verdict.verdicts(runs, "loss/test").notes[1:]
+    assert note.startswith("not compared: model=c (5 of 5 repetitions), model=d (2 of 2 ")
+    del runs[0].record["objective"], runs[0].record["metrics"]["loss/test"]
+    assert verdict.verdicts(runs, "loss/test").notes[-1].startswith("not counted: 1 completed, ")
+
+
 def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
     runs = runs_of(a=A, b=B)
     more = (FoundRun("again" / run.folder, run.record) for run in runs_of(b=[0.5] * 5))

@@ -109,9 +109,10 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     notes += _notes_of_seeds(found, seeds, found[best], is_unequal=is_unequal)
     if best:
         notes.append(_note_of_first_row(found[0], seeds[0], metric))
-    completed = sum(run.status == COMPLETED for run in runs)
-    if left_out := completed - sum(seeds):
-        notes.append(f"not counted: {left_out} completed, of a seed that is there, or not finite")
+    completed = [run for at in compared for run in found[at].runs if run.status == COMPLETED]
+    if left_out := len(completed) - sum(seeds):
+        why = "of a seed that is there, or without a finite value"
+        notes.append(f"not counted: {left_out} completed, {why}")
     if any(run.config.get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
     others = tuple(verdict(index) for index in compared if index != best)
@@ -130,7 +131,7 @@ def _notes_of_seeds(
     if incomplete:
         yield f"incomplete: {listed(incomplete, NAMED)}; what is missing may be the worst"
     if without := [row.name for row, number in zip(found, seeds, strict=True) if not number]:
-        yield f"not compared: {listed(without, NAMED)}: no completed run has measured it"
+        yield f"not compared: {listed(without, NAMED)}: no completed run has a finite value"
 
 
 def _note_of_first_row(row: Row, seeds: int, metric: str) -> str:
