@@ -279,5 +279,5 @@ def write_grid(folder: Path, grid: GridRecord) -> None:
 def in_newest(folder: Path, runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[FoundRun]]:
     """Return the runs of a sweep's folder without those that its grid corrects, and these."""
     hidden = {folder.absolute() / name for name in read_grid(folder).get("left_out", ())}
-    left_out = [run for run in runs if run.folder.absolute() in hidden]
-    return [run for run in runs if run not in left_out], left_out
+    shown = [run for run in runs if run.folder.absolute() not in hidden]
+    return shown, [run for run in runs if run.folder.absolute() in hidden]
