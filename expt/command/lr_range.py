@@ -19,7 +19,7 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import Record, read_result
 from expt.runs.view.text import Console, cells, plain_table, say
 
 ABOUT = """\
@@ -81,7 +81,9 @@ def main(words: Sequence[str]) -> int:
     points = rates_tested(asked.words, asked)
     proposed = propose(points)
     _show(points, proposed)
-    if asked.output:
+    if asked.output and not points:
+        warn(f"--output {asked.output}: there is no finite loss to draw")
+    elif asked.output:
         _draw(points, proposed, asked.output)
     return 0
 
@@ -91,16 +93,16 @@ def rates_tested(words: Sequence[str], asked: argparse.Namespace) -> list[Point]
 
     Raises ConfigError or RunFailed as a run does, but for divergence.
     """
-    per_epoch, points = _tested(words, asked, epochs=EPOCHS)
-    if per_epoch * EPOCHS < asked.steps:
-        _, points = _tested(words, asked, epochs=math.ceil(asked.steps / per_epoch))
+    record, points = _tested(words, asked, epochs=EPOCHS)
+    if record.get("ended_by") == "epochs":
+        _, points = _tested(words, asked, math.ceil(asked.steps / record["steps_per_epoch"]))
     return points
 
 
 def _tested(
     words: Sequence[str], asked: argparse.Namespace, epochs: int
-) -> tuple[int, list[Point]]:
-    """Return the number of steps in an epoch, and those of a run of `epochs` at most."""
+) -> tuple[Record, list[Point]]:
+    """Return the record of a run of `epochs` at most, and its steps."""
     from expt.command.invoke import command  # late: Hydra
 
     schedule = f"_target_: expt.training.optim.RisingRate, factor: {asked.most / asked.least!r}"
@@ -134,7 +136,7 @@ def _tested(
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         lr = asked.least * rate / rates[0]
         points.append(Point(lr, loss, average / (1 - SMOOTHING**number)))
-    return record["steps_per_epoch"], points
+    return record, points
 
 
 def propose(points: Sequence[Point]) -> float | None:

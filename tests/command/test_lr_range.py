@@ -70,6 +70,25 @@ def test_the_losses_are_those_of_a_plain_loop_and_nothing_is_left(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} <= {"rows.py", "__pycache__"}
 
 
+def test_a_run_whose_first_loss_is_infinite_is_the_whole_test(tmp_path: Path) -> None:
+    infinite = """
+    def forward(self, x):
+        print("forward", file=open("forwards.txt", "a"))
+        return super().forward(x) * float("inf")
+"""
+    (tmp_path / "rows.py").write_text(OF_ROWS + infinite)
+    words = as_typed(f"{TYPED} optimizer=plain_sgd batch_size=32 world_size=1")
+    forwards = list[int]()
+    for steps in (5, 24):  # in the epochs that it has at first, and not
+        done = run("lr_range", *words, f"--steps={steps}", "--output=x.png", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "--output x.png: there is no finite loss to draw" in done.stderr
+        found = json.loads(done.stdout)
+        assert (found["lr_range"], found["proposed"]) == ([], None)
+        forwards.append((tmp_path / "forwards.txt").read_text().count("forward"))
+    assert forwards[1] == 2 * forwards[0]
+
+
 def curve(*losses: float) -> list[Point]:
     return [Point(10.0**at, loss, loss) for at, loss in enumerate(losses)]
 
