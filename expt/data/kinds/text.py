@@ -212,7 +212,7 @@ class _Bytes:
     vocab_size = 256
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        return list(text.encode(errors="surrogateescape"))
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode(errors="replace")
