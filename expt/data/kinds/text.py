@@ -276,8 +276,8 @@ class _OfTokenizer:
 @functools.lru_cache(maxsize=1)  # a prediction has a text for each line
 def _load(file: str, _state: tuple[int, ...]) -> Any:
     require(f"dataset.tokens={file}", "tokenizers", extra="tokenizers")
-    library: Any = importlib.import_module("tokenizers")
     try:
+        library: Any = importlib.import_module("tokenizers")
         found = library.Tokenizer.from_file(file)
     except Exception as error:  # the library raises no other
         raise DataError(
