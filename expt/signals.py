@@ -173,10 +173,11 @@ def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
 def _leave_the_terminal() -> None:
     """Print to nowhere where the terminal is gone: writing to it would be an error."""
     for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+        with contextlib.suppress(OSError):  # it is closed
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 @contextlib.contextmanager

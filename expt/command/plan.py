@@ -13,7 +13,7 @@ from expt import machine, progress
 from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.config.constraints import word
-from expt.errors import ConfigError
+from expt.errors import ConfigError, counted
 from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _vocabulary(settings: Mapping[str, Any]) -> int | None:
 
 def _machine_with(gpus: Any) -> machine.Machine:
     """Return a machine with the GPUs that a plan names; this one where it names none."""
-    number = max(gpus, default=-1) + 1 if isinstance(gpus, list) else gpus
+    named = [each for each in gpus if isinstance(each, int)] if isinstance(gpus, list) else []
+    number = max(named, default=-1) + 1 if isinstance(gpus, list) else gpus
     if not isinstance(number, int):
         return machine.detect()
     return machine.Machine(gpus=tuple(map(str, range(number))), cpus=machine.usable_cpus())
@@ -104,7 +105,7 @@ def _show(console: Console, config: RunConfig, found: Footprints) -> None:
     blocks = f" in {found.num_blocks} blocks" if found.num_blocks else ""
     say(console, f"model   {word(config.model)}: {found.num_parameters:,} parameters{blocks}")
     what = "GPU" if config.num_gpus else "CPU worker"
-    samples = f"{config.batch_size} samples on {config.world_size} {what}s"
+    samples = f"{config.batch_size} samples on {counted(config.world_size, what)}"
     say(console, f"step    {samples}, {found.micro_batch} at a time on each")
     largest = max(plan.total for plan in found.plans)
     unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)

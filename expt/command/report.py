@@ -68,7 +68,9 @@ def main(words: Sequence[str]) -> int:
     if asked.html:
         from expt.command.report_page import write_page  # late: it draws
 
-        write_page(asked.folders[0], found.passing(asked.filter), asked)
+        runs = found.passing(asked.filter)
+        found.check("--sort", asked.sort, runs)
+        write_page(asked.folders[0], runs, asked)
     elif asked.verdict:
         _print_verdict(asked, found)
     elif asked.importance:
@@ -263,6 +265,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
     found.of_sweep = len(found.folders) == 1 and is_sweep(found.folders[0])
+    others = {"--csv": found.csv, "--plot": found.plot, "--verdict": found.verdict}
+    for option, is_given in {**others, "--importance": found.importance}.items():
+        if found.html and is_given:
+            raise ConfigError(f"{option}: next to --html, whose page has its own; leave one out")
     if found.metric and not found.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
     return found

@@ -36,7 +36,7 @@ def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace
     sections = {
         "Question": _question(runs),
         "Results": page.table(leaderboard(runs, asked.sort)),
-        "Is the best one better?": _verdict(runs, asked.metric),
+        "Is the best one better?": _verdict(runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
         "What mattered": _importance(folder, runs),
         **(_of_best(best) if best else {}),
@@ -61,9 +61,9 @@ def _question(runs: Sequence[FoundRun]) -> list[str]:
     )
 
 
-def _verdict(runs: Sequence[FoundRun], metric: str | None) -> list[str]:
+def _verdict(runs: Sequence[FoundRun]) -> list[str]:
     try:
-        found = verdict.verdicts(runs, metric)
+        found = verdict.verdicts(runs)
     except ConfigError as error:
         return page.paragraph(str(error))
     return [*page.table(verdict.verdict_table(found)), *page.paragraph(*found.notes)]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expt import registry
 from expt.config import auto, keys
 from expt.config.constraints import kind, typed
 from expt.config.groups import GROUPS
@@ -133,6 +134,7 @@ def _of_unknown_key(
 def _near(path: list[str], node: Mapping[str, Any], root: Any) -> list[str]:
     """Return the key that an unknown one may stand for, such as `optimizer.lr` for `lr`."""
     below = [each for each in keys.all_keys() if each.endswith(f".{'.'.join(path)}")]
+    below.sort(key=lambda each: each.split(".")[0] in registry.trackers())  # whose keys few mean
     return below[:1] or nearest(path[-1], names_around(path, node, root))
 
 

@@ -50,7 +50,7 @@ class Length(NamedTuple):
         return {
             "steps": self.steps,
             "further steps": self.steps - self.done,
-            "epochs": round(self.steps / self.per_epoch, 2),
+            "epochs": round((self.steps - self.offset) / self.per_epoch, 2),
             "evaluations": self.evaluations,
             "own evaluations": self.evaluations - self.forked // (self.per_evaluation or math.inf),
             "minutes": self.minutes,
@@ -61,12 +61,13 @@ class Length(NamedTuple):
 
         0 for counts of something else than steps.
         """
+        each = self.per_evaluation
         size, begin = {
             "steps": (1, 0),
             "further steps": (1, self.done),
             "epochs": (self.per_epoch, self.offset),
-            "evaluations": (self.per_evaluation, 0),
-            "own evaluations": (self.per_evaluation, self.forked * bool(self.per_evaluation)),
+            "evaluations": (each, 0),
+            "own evaluations": (each, self.forked // each * each if each else 0),
         }.get(unit, (0, 0))
         return math.floor(count * size + 1e-9) + begin + later if size else 0
 
@@ -104,15 +105,15 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
 
 
 def effective(
-    config: RunConfig, steps_per_epoch: int, until: int | None = None
+    config: RunConfig, steps_per_epoch: int, until: int | None = None, offset: int = 0
 ) -> dict[str, float]:
     """Return the settings that count and that a resume may change, as far as they are reached.
 
-    That is by the end of the run, or `until` a step of it; others are inf.
+    That is by the end of the run, or `until` a step of it; others are inf. `offset` is a fork's.
     Two runs of one length that differ in others of these settings only are the same. A metric that
     is nan is no better than none, so patience may end one evaluation sooner than it should.
     """
-    length, found = Length.of(config, steps_per_epoch), dict[str, float]()
+    length, found = Length.of(config, steps_per_epoch, offset), dict[str, float]()
     length = length if until is None else length._replace(steps=until)
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None

@@ -24,8 +24,8 @@ def _as_text(value: Any) -> Any:
 def _as_texts(value: Any) -> Any:
     """Return one text, or a mapping from conditions to axes, as several texts."""
     if isinstance(value, Mapping):
-        pairs = ((key, axis) for key, axes in value.items() for axis in _as_texts(axes))
-        return tuple(f"{condition}: {axis}" for condition, axis in pairs)
+        every = {key: axes if isinstance(axes, list) else [axes] for key, axes in value.items()}
+        return tuple(f"{key}: {axis}" for key, axes in every.items() for axis in axes)
     if isinstance(value, str):
         return (value,)
     return tuple(value or ()) if isinstance(value, list | tuple | None) else value
@@ -60,6 +60,7 @@ _USED_BY = {
     "warm_start": ("search", ("tpe", "gp", "nsga2")),
     "min_epochs": ("search.rungs", ("asha", "median")),
     "reduction": ("search.rungs", ("asha",)),
+    "keep_checkpoints": ("search.rungs", ("asha", "median")),
 }
 """The samplers, or kinds of rungs, that use a key; all others are always used."""
 

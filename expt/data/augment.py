@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from expt.data.loading import Batch
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
-_FIRST_TURN_SEED = 20_261_123  # sets apart which images begin mirrored
-_MIXING_SEED = 20_261_123  # sets the mixing apart from both
+_TURNS_SEED = 20_261_123  # of which images begin mirrored, and of the mixing, by other numbers
 _BITS = 15  # of each random number: those of int16
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
@@ -61,7 +60,7 @@ class Augmentation:
         """
         if self.flip != "alternate":
             return drawn
-        generator = torch.Generator().manual_seed(mix(_FIRST_TURN_SEED, seed))
+        generator = torch.Generator().manual_seed(mix(_TURNS_SEED, seed))
         first = torch.randint(2, (int(of.max()) + 1,), dtype=torch.int16, generator=generator)
         drawn[_FLIP] = ((first[samples] + epoch) % 2) << _BITS - 1  # below it an image is mirrored
         return drawn
@@ -160,7 +159,7 @@ class Mixing:
         """Return how much of a sample stays in batch `number`, and its partner's box in cutmix."""
         # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no
         # generator.
-        generator = np.random.RandomState(mix(_MIXING_SEED, seed, epoch, number))
+        generator = np.random.RandomState(mix(_TURNS_SEED, seed, epoch, number))
         cuts = self.cutmix is not None and (self.mixup is None or generator.random_sample() < 0.5)
         alpha = self.cutmix if cuts else self.mixup
         assert alpha is not None

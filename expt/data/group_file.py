@@ -57,7 +57,8 @@ def _read(file: str) -> dict[str, str]:
     if not os.path.isfile(file):
         raise ConfigError(f"dataset.group={file}: there is no such file; give a table of groups")
     table = open_table(Path(file))
-    columns = table.names if len(table.names) == 2 else [*_COLUMNS]
+    is_named = {*_COLUMNS} <= {*table.names} or len(table.names) != 2
+    columns = [*_COLUMNS] if is_named else table.names
     if missing := [name for name in columns if name not in table.names]:
         raise ConfigError(
             f"dataset.group={file}: has no column {missing[0]}; call that of the pictures' paths"

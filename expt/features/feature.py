@@ -238,7 +238,8 @@ class Anything(Feature):
 
     @classmethod
     def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:
-        return cls(names=tuple(names), scales=scales, shape=(len(names),), dtype="float32")
+        own = {name: scales[name] for name in names if name in scales}
+        return cls(names=tuple(names), scales=own, shape=(len(names),), dtype="float32")
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:

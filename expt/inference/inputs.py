@@ -317,6 +317,8 @@ class Rows(Inputs):
         """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
         names = self.feature.names
         if hasattr(given, "columns"):  # of pandas, by their names
+            if missing := [name for name in names if name not in given.columns]:
+                raise ConfigError(f"rows without the column {missing[0]}: give {', '.join(names)}")
             given = given[[*names]].to_numpy(object)
         rows = np.atleast_1d(np.array(given, object))
         rows = rows.reshape(-1, max(1, rows.shape[-1]))
@@ -412,11 +414,14 @@ class Texts(Inputs):
     feature: Tokens
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        if isinstance(samples, str):
-            samples = torch.tensor([self.dataset.encode(samples)])
-        elif isinstance(samples, bytes):
-            samples = torch.tensor([list(samples)])
-        return as_tensor(samples).long().to(self.device)
+        if isinstance(samples, bytes):
+            samples = samples.decode(errors="surrogateescape")
+        several = [samples] if isinstance(samples, str) else samples
+        if isinstance(several, list | tuple) and all(isinstance(each, str) for each in several):
+            encoded = [torch.tensor(self.dataset.encode(each)) for each in several]
+            samples = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
+        tokens = as_tensor(samples).long().to(self.device)
+        return tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""

@@ -8,6 +8,7 @@ digest of the code: the same class has the same name in every process, and a cha
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import inspect
 import io
@@ -37,6 +38,7 @@ _PARTS = (
     *("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
     *("co_kwonlyargcount", "co_code", "co_consts", "fget", "fset", "fdel", "__func__"),
+    *("func", "args", "keywords", "__wrapped__"),
 )
 """Attributes that count, of a function, its code, and its wrappers."""
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
@@ -86,11 +88,17 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ in NAMES:
+            return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
         reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
         if not isinstance(obj, type) or not isinstance(reduced, tuple):
             return reduced
         build, arguments, *rest = reduced
         return build, tuple(None if _is_id(each) else each for each in arguments), *rest
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _is_id(value: Any) -> bool:
@@ -143,6 +151,9 @@ class _Walk:
                 | property()
                 | staticmethod()
                 | classmethod()
+                | functools.partial()
+                | functools.cached_property()
+                | functools._lru_cache_wrapper()
             ):
                 for part in (part for part in _PARTS if hasattr(value, part)):
                     yield from self.of(getattr(value, part))
@@ -158,7 +169,7 @@ class _Walk:
                 for below in value:
                     yield from self.of(below)
             case set() | frozenset():
-                yield from sorted(map(repr, value))
+                yield from sorted("\n".join(_Walk().of(each)) for each in value)
             case str() | bytes() | int() | float() | complex() | None:
                 yield repr(value)
             case _ if hasattr(value, "__dict__") and type(value).__module__ in NAMES:

@@ -90,9 +90,13 @@ class Source(NamedTuple):
         if keys.meaning(key).resume != "ahead":
             return False
         found = self.checkpoint
-        per_epoch = found.state["steps_per_epoch"]
+        lengths = (
+            found.state["steps_per_epoch"],
+            found.step,
+            found.state["position"].get("offset", 0),
+        )
         both = (recorded(found.config), config)
-        return all(effective(each, per_epoch, found.step).get(key) == math.inf for each in both)
+        return all(effective(each, *lengths).get(key) == math.inf for each in both)
 
 
 def find(request: RunRequest) -> Source | None:

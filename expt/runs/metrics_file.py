@@ -171,6 +171,8 @@ def _point(line: bytes) -> Point | None:
     """Return the point of a line; None where it is none, as after a crash."""
     try:
         found = Point(**json.loads(line))
-        return found._replace(value=math.nan if found.value is None else float(found.value))
-    except (ValueError, TypeError):
+        value = math.nan if found.value is None else float(found.value)
+        is_whole = isinstance(found.step, int) and isinstance(found.epoch, int)
+        return found._replace(value=value) if is_whole else None
+    except (ValueError, TypeError, OverflowError):
         return None

@@ -176,7 +176,8 @@ class Search(Iterator[Job | None]):
 
     def suggest(self) -> tuple[int, Values] | None:
         """Return the number and the values of the next trial; None where there is none."""
-        number = next(n for n in itertools.count() if n not in self._numbers)
+        taken = self._numbers
+        number = next(n for n in itertools.count() if n not in taken)
         before = [t for t in self.trials if t.number is None or t.number < number]
         history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
         values = suggest(Known(self.space, history, number, self.settings, self.goals, tried))

@@ -106,7 +106,9 @@ def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> Ex
         fix = held_by_others() or _to_need_less(error, config, trains)
         return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"out of memory {text}\n{_to_need_less(error, config, trains)}")
+        return OutOfMemory(
+            f"out of memory{f': {text}' if text else ''}\n{_to_need_less(error, config, trains)}"
+        )
     if _is_lack_of_shared_memory(error):
         of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
         why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
@@ -148,13 +150,15 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
-    return isinstance(error, RuntimeError) and bool(re.search(r"shared memory|\bshm\b", str(error)))
+    # Not the shared memory of a GPU's cores, of which a kernel may want too much.
+    of_files = r"shared memory (object|file|segment|limit)|\bshm\b"
+    return isinstance(error, RuntimeError) and bool(re.search(of_files, str(error)))
 
 
 def _first_sentences(text: str) -> str:
     # The rest of CUDA's message is about the allocator.
     lines = text.splitlines()
-    line = next((line for line in lines if re.search("(?i)memory|alloc", line)), lines[0])
+    line = next((line for line in lines if re.search("(?i)memory|alloc", line)), text)
     return ". ".join(line.split(". ")[:3])[:400].rstrip(".")
 
 

@@ -267,9 +267,6 @@ def build_shared_memory(
     return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
-
-
 def shards_of(config: RunConfig, worker: Worker) -> int:
     """Return how many workers share one replica of the weights; 1 if each has them all."""
     if not config.is_sharded:

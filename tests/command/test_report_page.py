@@ -84,7 +84,13 @@ def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path, monkeypatch: P
 
 
 @pytest.mark.parametrize(
-    "words", [("sweep/lr=1", "--html", "page.html"), ("sweep", "--html", "no/page.html")]
+    "words",
+    [
+        ("sweep/lr=1", "--html", "page.html"),
+        ("sweep", "--html", "no/page.html"),
+        ("sweep", "--html", "page.html", "--plot", "curves.png"),
+        ("sweep", "--html", "page.html", "--sort", "accurracy"),
+    ],
 )
 def test_a_page_that_cannot_be_is_refused(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
@@ -94,6 +100,6 @@ def test_a_page_that_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     leave(Path("sweep/lr=1"), 1, 0.5)
     (tmp_path / "sweep/multirun.yaml").write_text("{}")
-    with pytest.raises(ConfigError, match="--html"):
+    with pytest.raises(ConfigError, match=r"--(html|sort)"):
         main(words)
     assert not Path("page.html").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def test_a_fork_counts_its_own_evaluations(configured: Configured) -> None:
         assert line in found
         assert bool(found) == bool(line)
         assert found.endswith("epochs=7" * bool(line))
+
+
+def test_a_fork_counts_the_epochs_of_its_present_length(configured: Configured) -> None:
+    """After 3 epochs of 10 steps a fork has 20 in each: its epoch 4 ends at step 50."""
+    config = configured("epochs=6", "scheduler=step", "scheduler.every_epochs=4")
+    length = Length.of(config, 20, offset=-30)
+    assert (length.steps, length.has("epochs")) == (90, 6)
+    for step, acts in ((50, True), (49, False)):
+        found = effective(config, 20, step, -30)["scheduler.every_epochs"]
+        assert math.isfinite(found) == acts
 
 
 SCHEDULES = {

@@ -53,8 +53,13 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
         ({"name": "random", "warm_start": "a"}, "search.warm_start=[a]: has"),
         ({"min_epochs": 2}, "search.min_epochs=2"),
         ({"rungs": "median", "reduction": 2}, "search.reduction=2"),
+        ({"keep_checkpoints": True}, "search.keep_checkpoints=true"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_key(given: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}"):
         parse_search({"name": "tpe", **given})
+
+
+def test_an_axis_of_a_condition_that_is_one_number_is_its_text() -> None:
+    assert parse_search({"name": "tpe", "when": {"model=mlp": 5}}).when == ("model=mlp: 5",)

@@ -222,7 +222,8 @@ def test_a_part_whose_pictures_are_not_all_named_is_reported(
             path for path in paths if path.parts[0] == "val"
         ][named:]
         lines = [f"{path},{path.stem}" for path in paths]
-        (tmp_path / "groups.csv").write_text("\n".join(["file_name,group", *lines]))
+        swapped = [",".join(reversed(line.rsplit(",", 1))) for line in ["file_name,group", *lines]]
+        (tmp_path / "groups.csv").write_text("\n".join(swapped))
         one = dataset(f"{IMAGES} dataset.root={root}", group=str(tmp_path / "groups.csv"))
         built(one, batch_size=4)
         said = capsys.readouterr().err

@@ -143,6 +143,9 @@ def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:
     loaded = expt.load(trained.folder, "last", device=DEVICE)
     inputs = loaded.preprocess("to be")
     assert inputs.tolist() == [list(b"to be")]
+    several = [inputs[0], b"to be", ["to be"], ["to be", "to"]]
+    assert [loaded.preprocess(each).shape for each in several] == [(1, 5)] * 3 + [(2, 5)]
+    assert loaded.preprocess(b"\xff").tolist() == [[255]]
     with torch.no_grad():
         assert torch.equal(loaded(inputs), trained.run.learner.module.eval()(inputs))
 

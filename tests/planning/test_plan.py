@@ -118,3 +118,10 @@ def test_a_plan_is_in_the_document(typed: Typed) -> None:
     plan = document(typed("plan", "model.hidden=[16]", "gpus=0", "--json"))["plan"]["plans"][0]
     parts = ("parameters", "gradients", "states", "activations")
     assert plan["total"] == sum(plan[key] for key in parts) > 0
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_gpus_that_are_no_numbers_are_refused_by_their_key(typed: Typed) -> None:
+    done = typed("plan", "gpus=[a]")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: gpus")

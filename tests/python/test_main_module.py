@@ -170,6 +170,37 @@ def test_what_a_class_is_now_counts_and_not_its_text(script: Script) -> None:
     assert imported(main_module.dotted("model", patched.Net))().f() == 2
 
 
+WRAPPED = """
+import functools
+@functools.cache
+def helper(x):
+    return x + 1
+def added(x, y):
+    return x + y
+more = functools.partial(added, 1)
+CHOICES = {helper, added}
+class Net:
+    def f(self, x):
+        return helper(x), more(x), len(CHOICES)
+"""
+
+
+def test_wrapped_functions_and_sets_of_them_are_known_by_their_code(script: Script) -> None:
+    def name(text: str) -> str:
+        return main_module.dotted("model", script(text).Net)
+
+    first = name(WRAPPED)
+    assert name(f"\n\n\n{WRAPPED}") == first, "lines count for nothing"
+    for before, after in (("x + 1", "x + 2"), ("added, 1", "added, 2"), ("x + y", "x - y")):
+        assert name(WRAPPED.replace(before, after)) != first
+    assert imported(first)().f(1) == (2, 2, 2)
+    folder = Path(sys.modules[first.partition(".")[0]].__file__ or "").parent
+    module, _, cls = first.rpartition(".")
+    code = f"import sys; sys.path.append(sys.argv[1]); import {module} as m; print(m.{cls}().f(1))"
+    done = python(code, str(folder), cwd=folder)
+    assert done.stdout.strip() == "(2, 2, 2)", done.stderr
+
+
 def test_what_cannot_be_pickled_is_refused(script: Script) -> None:
     main = script(
         "import threading\nLOCK = threading.Lock()\nclass Net:\n    def f(self): return LOCK\n"

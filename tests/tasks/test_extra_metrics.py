@@ -15,7 +15,7 @@ from torch import Tensor
 from expt.config.constraints import Target
 from expt.data.loading import Batch
 from expt.errors import ConfigError
-from expt.features import Anything, Numbers
+from expt.features import Anything, Feature, Numbers
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics, build
 from expt.tasks.regression import Regression
@@ -392,3 +392,10 @@ def test_the_digits_are_scikit_learns() -> None:
         images, labels = config.load(part)
         assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
         assert np.array_equal(labels, table.target[chosen])
+
+
+@pytest.mark.parametrize("feature", [Anything, Numbers])
+def test_targets_of_a_table_have_their_own_scales_only(feature: type[Feature]) -> None:
+    scales = {"age": (40.0, 10.0), "price": (991.0, 42.5)}
+    assert feature.of_columns(["price"], scales).scales == {"price": (991.0, 42.5)}
+    assert not feature.of_columns(["other"], scales).scales

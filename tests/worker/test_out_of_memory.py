@@ -298,6 +298,13 @@ def test_what_nccl_finds_no_room_for_is_named(configured: Configured) -> None:
     )
     told = str(in_words(nccl(f"Last error:\n{line}"), configured()))
     assert told.startswith(f"/dev/shm: {line}; mount it, make it larger")
+    of_a_kernel = RuntimeError("out of resource: shared memory, Required: 131072, limit: 101376")
+    assert "/dev/shm" not in str(in_words(of_a_kernel, configured()))
+
+
+def test_a_lack_of_memory_without_words_is_one(configured: Configured) -> None:
+    for error in (MemoryError(), torch.OutOfMemoryError()):
+        assert isinstance(in_words(error, configured()), OutOfMemory)
 
 
 @pytest.mark.parametrize(

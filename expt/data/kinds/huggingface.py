@@ -235,20 +235,20 @@ class _PictureRows:
         with Checksums.below(self._path) as sums:
             for batch in pictures.iter(1000):
                 cells = batch.column(0).combine_chunks()
-                contents = cells.field("bytes")
-                if contents.null_count:
-                    found.append(digests_of_files(cells.field("path").to_pylist(), sums).values)
-                else:
-                    found.append([digest_of_bytes(each.as_buffer()) for each in contents])
+                values = digests_of_files(cells.field("path").to_pylist(), sums).values
+                for row, content in enumerate(cells.field("bytes")):
+                    if content.is_valid:
+                        values[row] = digest_of_bytes(content.as_buffer())
+                found.append(values)
         return Digests(np.concatenate([np.array(each, np.uint64) for each in found]))
 
     def _source(self, row: Mapping[str, Any], column: str) -> Any:
         path, content = row[column]["path"], row[column]["bytes"]
         feature, is_mask = self._features[column], column != self._image
-        in_archive = not (content or os.path.isfile(path))
+        in_archive = not (content or (path and os.path.isfile(path)))
         if in_archive or (feature.mode and is_mask):
             return feature.decode_example({"path": path, "bytes": content})
-        source = path if content is None else io.BytesIO(content)
+        source = io.BytesIO(content) if content else path
         if not feature.mode:
             return source
         mode = feature.mode if feature.mode in MODES.values() else None

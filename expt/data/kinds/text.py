@@ -212,7 +212,7 @@ class _Bytes:
     vocab_size = 256
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        return list(text.encode(errors="surrogateescape"))
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -276,8 +276,8 @@ class _OfTokenizer:
 @functools.lru_cache(maxsize=1)  # a prediction has a text for each line
 def _load(file: str, _state: tuple[int, ...]) -> Any:
     require(f"dataset.tokens={file}", "tokenizers", extra="tokenizers")
-    library: Any = importlib.import_module("tokenizers")
     try:
+        library: Any = importlib.import_module("tokenizers")
         found = library.Tokenizer.from_file(file)
     except Exception as error:  # the library raises no other
         raise DataError(
