@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 46_950, 232, 45_450
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 47_050, 232, 45_650
 MAX_LINES = {
-    "command": 6_318, "config": 3_551, "dashboards": 1_811, "data": 8_926, "features": 964,
-    "inference": 1_464, "launch": 3_158, "models": 1_038, "planning": 267, "python": 705,
-    "runs": 6_077, "search": 1_584, "tasks": 1_648, "training": 3_531, "worker": 4_526,
+    "command": 6_356, "config": 3_562, "dashboards": 1_811, "data": 8_926, "features": 965,
+    "inference": 1_469, "launch": 3_158, "models": 1_038, "planning": 267, "python": 716,
+    "runs": 6_089, "search": 1_585, "tasks": 1_648, "training": 3_531, "worker": 4_527,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

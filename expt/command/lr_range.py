@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import tempfile
 import time
@@ -13,7 +12,15 @@ from typing import NamedTuple
 
 from expt.command import terminal
 from expt.command.words import Options, Parser, positive
-from expt.errors import ConfigError, Diverged, require, warn
+from expt.errors import (
+    INTERRUPTED_UNWRITTEN,
+    ConfigError,
+    Diverged,
+    Interrupted,
+    RunFailed,
+    require,
+    warn,
+)
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
@@ -47,6 +54,7 @@ FIXED = (
     "fork",
     "search",
     "preflight",
+    "send",
 )
 """Settings that the test sets itself, or that make no single run from its beginning."""
 
@@ -74,6 +82,11 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(list(words))
     if not 0 < asked.least < asked.most < math.inf:
         raise ConfigError(f"--from {asked.least:g} --to {asked.most:g}: give 0 < from < to")
+    from expt.command import grammar  # late: Hydra
+
+    for each in grammar.parse(list(map(grammar.readable, asked.words))):
+        if each.is_sweep_override():
+            raise ConfigError(f"{each.input_line}: a test is of one run; name one value")
     for word in asked.words:
         if key_of(word) in FIXED or key_of(word).split(".")[0] in FIXED:
             raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
@@ -111,19 +124,21 @@ def _tested(
         f"optimizer.lr={asked.least!r}",
         f"scheduler={{{schedule}, interval: step}}",
         *(f"epochs={epochs}", f"max_steps={asked.steps}", f"eval_every_steps={asked.steps}"),
-        *("max_minutes=1", "log_every=1"),
+        *("max_minutes=1", "log_every=1", "send=[]"),
         *(f"tensorboard.{key}=false" for key in ("images", "norms", "health")),
     ]
     with tempfile.TemporaryDirectory(prefix="expt-lr-range-") as folder:
         paths = RunPaths(Path(folder, "run"))
         options = Options([*settings, f"hydra.run.dir={paths.folder}"], quiet=True)
-        with contextlib.suppress(Diverged):  # at a large rate, as it should
-            command(
-                options._replace(config_dir=asked.config_dir),
-                typed_at=time.monotonic(),
-                may_sweep=False,
-                from_python=True,
-            )
+        options = options._replace(config_dir=asked.config_dir)
+        try:
+            command(options, typed_at=time.monotonic(), from_python=True)
+        except Diverged:
+            pass  # at a large rate, as it should
+        except RunFailed as error:
+            raise RunFailed(str(error).partition("\nlog: ")[0]) from error  # which is gone
+        except Interrupted:
+            raise Interrupted(INTERRUPTED_UNWRITTEN) from None
         record, found = read_result(paths), MetricsReader(paths).read()
     rates = [point.value for point in found if point.tag == tags.LR]
     losses = [point.value for point in found if point.tag == tags.RUNNING_LOSS]

@@ -111,6 +111,7 @@ def test_the_steepest_fall_before_the_loss_diverges_is_proposed() -> None:
         ("seed=1,2", "seed=1,2"),
         ("--from=1 --to=0.1", "--from"),
         ("--steps=0", "0"),
+        ("send=[mlflow]", "send"),
         ("optimizr=adam", "optimizr"),
     ],
 )
