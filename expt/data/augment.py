@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from expt.data.loading import Batch
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
-_TURNS_SEED = 20_261_123  # of which images begin mirrored, and of the mixing, by other numbers
+_TURNS_SEED = 20_261_123  # for the first turn of each image, and for mixing, by other numbers
 _BITS = 15  # of each random number: those of int16
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 

@@ -150,7 +150,7 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
-    # Not the shared memory of a GPU's cores, of which a kernel may want too much.
+    # A GPU's cores have a shared memory, too: a kernel that is too large for it is another case.
     of_files = r"shared memory (object|file|segment|limit)|\bshm\b"
     return isinstance(error, RuntimeError) and bool(re.search(of_files, str(error)))
 
