@@ -158,6 +158,8 @@ def test_closure_loop_numbers(
 ) -> None:
     """And the same bits when resumed; on two workers with micro-batches, uneven in the last."""
     words = [*CLOSURES_WORDS, f"optimizer.{SIZES[name][0]}"]
+    # Before this process has a GPU, which no fork of it may have then.
+    two = train_together(2, *words, "gradient_accumulation=2", name="two")
     modules: list[nn.Module] = []
     done = train_alone(*words, before=lambda run: modules.append(copy.deepcopy(run.learner.module)))
     train = build.build_data(configured(*words), ALONE).train
@@ -167,7 +169,6 @@ def test_closure_loop_numbers(
     losses = [value for _, value in done.curve("running/loss")]
     assert losses == pytest.approx(expected, rel=1e-4)
     assert stopped_and_resumed(train_alone, *words, step=5).points == done.points
-    two = train_together(2, *words, "gradient_accumulation=2", name="two")
     for tag in ("running/loss", "loss/val"):
         assert dict(two.curve(tag)) == pytest.approx(dict(done.curve(tag)), rel=1e-3), tag
 
