@@ -39,7 +39,7 @@ EXAMPLES = """examples
 SMOOTHING = 0.9
 """The share of the earlier losses in the average by which a rate is proposed."""
 DIVERGED = 4.0
-"""The average loss, as a multiple of its least, after which larger rates are not looked at."""
+"""The average loss, as a multiple of its least or of how far it fell, that ends the search."""
 EPOCHS = 10
 """The default of `epochs`, enough for most."""
 ROWS = 12
@@ -91,6 +91,8 @@ def main(words: Sequence[str]) -> int:
         if key_of(word) in FIXED or key_of(word).split(".")[0] in FIXED:
             raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
     refuse_in_torchrun("expt lr_range")
+    if asked.output:
+        _refuse_undrawable(asked.output)
     points = rates_tested(asked.words, asked)
     proposed = propose(points)
     _show(points, proposed)
@@ -162,7 +164,8 @@ def propose(points: Sequence[Point]) -> float | None:
     reach, least, averages = max(1, len(points) // 10), math.inf, list[float]()
     for point in points:
         least = min(least, point.average)
-        if point.average > DIVERGED * least:
+        size = max(abs(least), points[0].average - least)
+        if point.average > least + (DIVERGED - 1) * size:
             break
         averages.append(point.average)
     falls = [
@@ -187,7 +190,6 @@ def _show(points: Sequence[Point], proposed: float | None) -> None:
 
 
 def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
-    require(f"--output {file}", "matplotlib", extra="plot")
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
@@ -197,10 +199,20 @@ def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
     axes.semilogx(rates, [point.average for point in points], label="average")
     if proposed is not None:
         axes.axvline(proposed, color="C3", linestyle=":", label=f"proposed: {proposed:.1e}")
-    least, first = min(point.average for point in points), points[0].loss
-    axes.set(xlabel="optimizer.lr", ylabel="loss", ylim=(0.9 * least, first + first - least))
+    least, first = min(point.average for point in points), points[0].average
+    fall = max(first - least, abs(first) / 10)
+    axes.set(xlabel="optimizer.lr", ylabel="loss", ylim=(least - fall / 10, first + fall))
     axes.legend()
     try:
         drawing.savefig(file)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--output {file}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--output {file}: {error.strerror}") from None
+
+
+def _refuse_undrawable(file: Path) -> None:
+    require(f"--output {file}", "matplotlib", extra="plot")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if file.suffix[1:] not in FigureCanvasBase.filetypes:
+        known = ", ".join(FigureCanvasBase.filetypes)
+        raise ConfigError(f"--output {file}: its suffix is none of {known}")

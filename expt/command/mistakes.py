@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.constraints import kind, typed
 from expt.config.key_types import names_around, takes_list
-from expt.config.keys import all_keys, example_of, in_a_shell
+from expt.config.keys import all_keys, example_of, flat, in_a_shell
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
@@ -225,7 +225,7 @@ def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[st
     value, at = _descend(own, path)
     if word.is_delete() or at in (0, len(path)):
         return None
-    is_custom = "_target_" in str(own.get(path[0]))
+    is_custom = any(key.endswith("_target_") for key in flat({path[0]: own.get(path[0])}))
     if isinstance(value, dict) and is_custom and not path[at].isdecimal():
         element = next((place for place in range(at, len(path)) if path[place].isdecimal()), None)
         return None if element is None else (path[:element], _UNSET)

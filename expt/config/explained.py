@@ -308,5 +308,7 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
             path.append(str(part))
             node = keys.value_at(node, [str(part)])
     last = str(loc[-1])
-    is_key = isinstance(node, Mapping) and (last in map(str, node) or last.isidentifier())
-    return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path
+    if not isinstance(node, Mapping):
+        return path
+    is_type = not last.isidentifier() or last in ("bool", "int", "float", "str")
+    return path if is_type and last not in map(str, node) else [*path, last]

@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,7 +100,9 @@ def _values_of(groups: Any) -> list[Any] | None:
     if not isinstance(groups, Iterable) or isinstance(groups, Mapping | str | bytes):
         return None
     items = groups.tolist() if hasattr(groups, "tolist") else groups
-    return [one.item() if hasattr(one, "item") else one for one in items]
+    if not isinstance(items, Iterable):  # an array of no dimension
+        return None
+    return [one.item() if getattr(one, "ndim", None) == 0 else one for one in items]
 
 
 def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> str:
@@ -110,6 +112,8 @@ def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> 
     if values is None:
         return f"has a {type(groups).__name__}"
     for place, one in enumerate(values):
+        if not isinstance(one, Hashable):
+            return f"has a {type(one).__name__} for sample {place}"
         if one in (None, "") or one != one:
             return f"has none for sample {place}"
     return "" if len(values) == size else f"has {len(values)} for {size} samples"
@@ -274,7 +278,9 @@ class _Parts:
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
     """Return the feature of a sample's inputs: tokens, an image, or any that are like the first."""
     if hasattr(dataset, "vocab_size"):
-        return Tokens(vocab_size=dataset.vocab_size, context=dataset.context)  # type: ignore[attr-defined]
+        return Tokens(
+            vocab_size=dataset.vocab_size, context=getattr(dataset, "context", len(inputs))
+        )
     if has_pixels:
         channels, height, width = inputs.shape
         return Image(channels=channels, image_size=(height, width))

@@ -98,6 +98,8 @@ def test_the_steepest_fall_before_the_loss_diverges_is_proposed() -> None:
     assert propose(curve(1, 1, 1, 1)) is None
     assert propose(curve(1, 2, 3, 4)) is None
     assert propose([]) is None
+    assert propose(curve(-1, -1, -2, -5, -6, -6, -6, 90, 1)) in (10.0**2, 10.0**3)
+    assert propose(curve(2, 2, 1, 0.01, -1, -1, -1)) in (10.0**2, 10.0**3)
     falls = [5 - 4 / (1 + math.exp((50 - at) / 5)) + 0.1 * (-1) ** at for at in range(100)]
     assert propose(curve(*falls)) == pytest.approx(10.0**50, rel=1e4)  # the noise is steeper
 
@@ -112,6 +114,7 @@ def test_the_steepest_fall_before_the_loss_diverges_is_proposed() -> None:
         ("--from=1 --to=0.1", "--from"),
         ("--steps=0", "0"),
         ("send=[mlflow]", "send"),
+        ("--output=range.xyz", "range.xyz"),
         ("optimizr=adam", "optimizr"),
     ],
 )

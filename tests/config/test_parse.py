@@ -104,6 +104,7 @@ def test_the_groups_of_the_schema_are_those_of_conf() -> None:
 
 MISTAKES: dict[str, tuple[int | str, ...]] = {
     "unknown key": (0, "+modle=mlp", "modle=mlp: there is no such key. Did you mean 'model'?"),
+    "a key that is called as a type": (0, "+int=3", "int=3: there is no such key."),
     "unknown key of a group": (0, "+optimizer.lrr=1",
         "optimizer.lrr=1: there is no such key. Did you mean 'lr'?"),
     "unknown name in a group": (0, "model.name=mlpp",

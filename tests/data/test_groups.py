@@ -29,7 +29,7 @@ class Visits(Dataset[Any]):
     def __init__(self) -> None:
         self.targets = [number // 10 % 2 for number in range(60)]
         self.patients = [f"p{number // 10}" for number in range(60)]
-        self.few = [0]
+        self.few, self.one, self.wide = [0], np.array(3), np.zeros((60, 2))
 
     def __len__(self) -> int:
         return 60
@@ -252,7 +252,12 @@ def test_a_custom_dataset_has_its_groups_in_an_attribute() -> None:
     assert data.val is not None
     assert len(inputs_of(data.val) | inputs_of(data.train)) == 6
     assert len(inputs_of(data.val)) == 2
-    for name, message in (("nobody", "train has none"), ("few", "has 1 for 60 samples")):
+    for name, message in (
+        ("nobody", "train has none"),
+        ("few", "has 1 for 60 samples"),
+        ("one", "has a ndarray"),
+        ("wide", "has a list for sample 0"),
+    ):
         with pytest.raises(ConfigError, match=f"dataset.group={name}: .*{message}"):
             built(dataset(OWN, group=name), batch_size=4)
 

@@ -78,11 +78,15 @@ class Row:
             "settings": self.settings,
             "objective": self.objective,
             "mean": self.mean,
-            "std": statistics.stdev(self.values) if len(self.values) > 1 else None,
+            "std": statistics.stdev(self.values) if self._has_spread else None,
             "counted": len(self.counted),
             "repetitions": self.total,
             "runs": [str(run.folder.absolute()) for run in self.runs],
         }
+
+    @property
+    def _has_spread(self) -> bool:
+        return len(self.values) > 1 and all(map(math.isfinite, self.values))
 
     @property
     def values(self) -> list[float]:
