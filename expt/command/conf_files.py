@@ -127,11 +127,11 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
 
 
 def _files_of(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> Iterator[Path]:
-    """Yield the files in `folders` that are chosen, by group."""
+    """Yield the files in `folders` that are chosen, by group, after those that they build on."""
     for folder, (group, name) in itertools.product(folders, chosen.items()):
         path = Path(folder, group.partition("@")[0], f"{name}.yaml")
         if path.is_file():
-            yield path
+            yield from (each for each in lineage(path) if each.is_relative_to(folder))
 
 
 def written_in(

@@ -119,6 +119,15 @@ def test_a_number_that_yaml_reads_as_another_is_refused(line: str, number: float
         typed("experiment=here", "--config-dir", "own")
 
 
+def test_a_file_that_another_builds_on_is_looked_at_too() -> None:
+    (base := Path("own/model/base.yaml")).parent.mkdir(parents=True)
+    base.write_text("defaults: [mlp, _self_]\nhidden: [010]\n")
+    base.with_name("mine.yaml").write_text("defaults: [base, _self_]\n")
+    words = ("model=mine", "--config-dir", "own")
+    with pytest.raises(ConfigError, match=rf"{base}:2: 010: YAML reads it as 8"):
+        typed(*words)
+
+
 @pytest.mark.parametrize("value", [1, 1.0])
 def test_a_value_is_recorded_as_its_keys_type(value: float) -> None:
     config = parse(composed(f"optimizer.lr={value}"), Machine(gpus=(), cpus=2))
