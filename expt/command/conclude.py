@@ -30,7 +30,7 @@ from expt.runs.view.text import (
     shown_path,
     sweep_command,
 )
-from expt.search.conclusion import bad_trials, best_of, conclude_search, front_of
+from expt.search.conclusion import SearchRecord, bad_trials, conclude_search, ranked_in, search_in
 
 _OF_SWEEPS = {"-m", "--multirun", "-q", "--quiet", "--json"}
 """Options of a sweep's command that are not those of one run."""
@@ -53,7 +53,8 @@ def conclude(
     """
     every, copies = without_copies(read_runs(folder) if runs is None else runs)
     runs, hidden = (every, []) if all_runs else in_newest(folder, every)
-    _put_document(folder, runs, sort, hidden)
+    search = search_in(folder, runs)
+    _put_document(folder, search, runs, sort, hidden)
     if not runs:
         if hidden:
             say(console, describe_hidden(folder, hidden))
@@ -66,7 +67,7 @@ def conclude(
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
     _print_failures(console, folder, runs, notes)
-    conclude_search(console, folder, runs, lambda row: again(row.first, row.runs))
+    conclude_search(console, search, runs, lambda row: again(row.first, row.runs))
     print_stale(console, old)
     print_lost(console, runs)
     for line in _pruned(runs):
@@ -94,9 +95,14 @@ def describe_hidden(folder: Path, hidden: Sequence[FoundRun]) -> str:
 
 
 def _put_document(
-    folder: Path, runs: Sequence[FoundRun], sort: str | None, hidden: Sequence[FoundRun]
+    folder: Path,
+    search: SearchRecord | None,
+    runs: Sequence[FoundRun],
+    sort: str | None,
+    hidden: Sequence[FoundRun],
 ) -> None:
-    best = best_of(folder, runs)
+    best = next(iter(ranked_in(search, runs)), None)
+    front = search.front(runs) if search and len(search.goals) > 1 else []
     every = [*runs, *hidden]
     ranked = in_order(every, sort) if sort else every
     terminal.put_runs((run.folder, run.record) for run in ranked)
@@ -105,7 +111,7 @@ def _put_document(
         best_run=best and str(best.first.folder.absolute()),
         best=best and best.as_record,
         hidden=[str(run.folder.absolute()) for run in hidden],
-        pareto=[str(row.first.folder.absolute()) for row in front_of(folder, runs)],
+        pareto=[str(row.first.folder.absolute()) for row in front],
     )
 
 

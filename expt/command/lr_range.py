@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     refuse_in_torchrun("expt lr_range")
     if asked.output:
         _refuse_undrawable(asked.output)
-    points = rates_tested(asked.words, asked)
+    points = _points(asked)
     proposed = propose(points)
     _show(points, proposed)
     if asked.output and not points:
@@ -103,26 +103,24 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def rates_tested(words: Sequence[str], asked: argparse.Namespace) -> list[Point]:
+def _points(asked: argparse.Namespace) -> list[Point]:
     """Train while the learning rate rises; return the steps until the loss is not finite.
 
     Raises ConfigError or RunFailed as a run does, but for divergence.
     """
-    record, points = _tested(words, asked, epochs=EPOCHS)
+    record, points = _tested(asked, EPOCHS)
     if record.get("ended_by") == "epochs":
-        _, points = _tested(words, asked, math.ceil(asked.steps / record["steps_per_epoch"]))
+        _, points = _tested(asked, math.ceil(asked.steps / record["steps_per_epoch"]))
     return points
 
 
-def _tested(
-    words: Sequence[str], asked: argparse.Namespace, epochs: int
-) -> tuple[Record, list[Point]]:
+def _tested(asked: argparse.Namespace, epochs: int) -> tuple[Record, list[Point]]:
     """Return the record of a run of `epochs` at most, and its steps."""
     from expt.command.invoke import command  # late: Hydra
 
     schedule = f"_target_: expt.training.optim.RisingRate, factor: {asked.most / asked.least!r}"
     settings = [
-        *words,
+        *asked.words,
         f"optimizer.lr={asked.least!r}",
         f"scheduler={{{schedule}, interval: step}}",
         *(f"epochs={epochs}", f"max_steps={asked.steps}", f"eval_every_steps={asked.steps}"),

@@ -31,9 +31,9 @@ from expt.runs.view.listing import (
 )
 from expt.runs.view.settings import filtered, read_runs
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
-from expt.runs.view.text import Console, cells, plain_table, say
+from expt.runs.view.text import Console, say
 from expt.search.conclusion import best_of, search_in
-from expt.search.study import importance, study_of
+from expt.search.study import importance, importance_tables, study_of
 
 SHOWN_FAILURES = 8
 EXAMPLES = """examples
@@ -219,10 +219,7 @@ def _print_importance(asked: argparse.Namespace, found: Found) -> None:
     console = Console()
     weights = importance(asked.folders[0], found.passing(asked.filter))
     terminal.put(importance=weights)
-    for tag, by in weights.items():
-        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
-        for key in next(iter(by.values())):
-            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
+    for table in importance_tables(weights):
         console.print(table)
     say(console, "ped_anova: by what the best runs have in common; fanova: by the variance of all")
 

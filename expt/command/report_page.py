@@ -21,7 +21,7 @@ from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows
 from expt.runs.view.text import Console, cells, plain_table, say, setting, shown_path
 from expt.search.conclusion import best_of
-from expt.search.study import importance
+from expt.search.study import importance, importance_tables
 
 NAMED = 6
 """The largest number of settings that the question names."""
@@ -74,13 +74,7 @@ def _importance(folder: Path, runs: Sequence[FoundRun]) -> list[str]:
         weights = importance(folder, runs)
     except ConfigError as error:
         return page.paragraph(str(error))
-    pieces = list[str]()
-    for tag, by in weights.items():
-        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
-        for key in next(iter(by.values())):
-            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
-        pieces += page.table(table)
-    return pieces
+    return [piece for table in importance_tables(weights) for piece in page.table(table)]
 
 
 def _of_best(row: Row) -> dict[str, list[str]]:

@@ -100,7 +100,12 @@ def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
 
     Empty where no run has completed, or they were chosen by different metrics.
     """
-    if (search := search_in(folder, runs)) is not None:
+    return ranked_in(search_in(folder, runs), runs)
+
+
+def ranked_in(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
+    """Return `ranked` of a sweep whose search, if it was one, has been read."""
+    if search is not None:
         return search.ranked(runs)
     measured = by_objective(run for run in runs if run.status == COMPLETED)
     if len({run.objective for run in measured}) != 1:
@@ -113,12 +118,6 @@ def best_of(folder: Path, runs: Sequence[FoundRun]) -> Row | None:
     return next(iter(ranked(folder, runs)), None)
 
 
-def front_of(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
-    """Return the Pareto front of a search of several goals; empty for any other sweep."""
-    search = search_in(folder, runs)
-    return search.front(runs) if search and len(search.goals) > 1 else []
-
-
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
     """Return the trials that failed because of their values, if any other trial did not."""
     trials = [run for run in runs if "search" in run.record]
@@ -129,13 +128,15 @@ def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 def conclude_search(
-    console: Console, folder: Path, runs: Sequence[FoundRun], again: Callable[[Row], str]
+    console: Console,
+    found: SearchRecord | None,
+    runs: Sequence[FoundRun],
+    again: Callable[[Row], str],
 ) -> None:
     """Print the best setting of a search and its command, and the Pareto front of several goals.
 
     Print nothing for another sweep.
     """
-    found = search_in(folder, runs)
     if found is None:
         return
     if found.limits:

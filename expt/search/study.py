@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from expt.config.identity import REPEATED
 from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED, PRUNED, RUNNING
 from expt.runs.view.settings import objective_name
-from expt.runs.view.text import setting
+from expt.runs.view.text import cells, plain_table, setting
 from expt.search.conclusion import SearchRecord, search_in
 from expt.search.space import Space
 from expt.search.trial import Goal, Reader, goals_for
@@ -127,3 +129,12 @@ def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, di
                 raise ConfigError(f"--importance: {goal.tag}: {error}") from None
             found.setdefault(goal.tag, {})[name] = weights
     return found
+
+
+def importance_tables(weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Table]:
+    """Yield a table for each goal of `importance`."""
+    for tag, by in weights.items():
+        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
+        for key in next(iter(by.values())):
+            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
+        yield table

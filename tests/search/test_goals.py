@@ -13,7 +13,7 @@ from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Record
 from expt.runs.view.text import Console
-from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
+from expt.search.conclusion import SearchRecord, bad_trials, conclude_search, search_in
 from expt.search.search import Budget
 from expt.search.space import Parameter, Space
 from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of
@@ -129,7 +129,7 @@ def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_
 
 def conclusion(folder: Path, runs: list[FoundRun]) -> str:
     out = io.StringIO()
-    conclude_search(Console(file=out, width=200), folder, runs, lambda _: "again")
+    conclude_search(Console(file=out, width=200), search_in(folder, runs), runs, lambda _: "again")
     return out.getvalue()
 
 
