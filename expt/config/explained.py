@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expt import registry
 from expt.config import auto, keys
 from expt.config.constraints import kind, typed
-from expt.config.groups import GROUPS
+from expt.config.groups import GROUPS, OWN
 from expt.config.key_types import names_around, takes_null
 from expt.config.schema import RunConfig
 from expt.errors import did_you_mean, nearest
@@ -134,7 +134,8 @@ def _of_unknown_key(
 def _near(path: list[str], node: Mapping[str, Any], root: Any) -> list[str]:
     """Return the key that an unknown one may stand for, such as `optimizer.lr` for `lr`."""
     below = [each for each in keys.all_keys() if each.endswith(f".{'.'.join(path)}")]
-    below.sort(key=lambda each: each.split(".")[0] in registry.trackers())  # whose keys few mean
+    # few mean the keys of trackers, or of an optimizer for some parameters
+    below.sort(key=lambda each: (each.split(".")[0] in registry.trackers(), each.count(".")))
     return below[:1] or nearest(path[-1], names_around(path, node, root))
 
 
@@ -146,11 +147,14 @@ def _of_missing(path: list[str]) -> str:
 
 
 def _of_choice(path: list[str], value: Any) -> str:
-    key, names = ".".join(path), [name for name in GROUPS[path[0]] if name != "_target_"]
+    key, members = ".".join(path), (GROUPS if len(path) == 1 else OWN)[path[-1]]
+    names = [name for name in members if name != "_target_"]
     chosen = kind(value) if isinstance(value, Mapping) else value
     if chosen is None:
         return f"{key}: names none of {', '.join(names)}; its YAML needs a name: or a _target_:"
     if chosen in names and not isinstance(value, Mapping):
+        if len(path) > 1:
+            return f"{key}={chosen}: has keys of its own; write {{name: {chosen}}}"
         fix = f"write - override /{key}: {chosen} in its defaults"
         return f"{key}={chosen}: chooses a YAML file; {fix}"
     near = did_you_mean(str(chosen), names)

@@ -1,6 +1,7 @@
 """The members of the groups of conf/ with the types of their keys; conf/ has values and meanings.
 
-In order: models, initialisations, optimisers, schedulers, and their table.
+In order: models, initialisations, schedules by the step, optimisers, further schedulers, and their
+table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from expt.config.constraints import (
     Positive,
     Regex,
     Target,
+    group,
 )
 
 
@@ -149,89 +151,6 @@ class OrthogonalInit:
 Init = DefaultInit | NormalInit | XavierInit | KaimingInit | OrthogonalInit
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ParameterGroup:
-    """Settings of the parameters in whose names `match` is found."""
-
-    match: Regex
-    lr_scale: Positive = 1.0  # times the optimiser's
-    weight_decay: NonNegative | None = None  # None: the optimiser's
-    epochs: Annotated[Positive | None, Key(counts="epochs", later=True)] = None
-    """after which its learning rate is 0; None: trained to the end"""
-
-
-LearningRate = Annotated[Positive, Key(cost=False)]
-WeightDecay = Annotated[NonNegative, Key(cost=False)]
-Betas = Annotated[tuple[Fraction, Fraction], Key(example="optimizer.betas=[0.9,0.999]")]
-
-
-def _unless_one(decay: float) -> float | None:
-    """Return None for a rate that does not fall: the same run, by the same identity."""
-    return None if decay == 1 else decay
-
-
-LayerDecay = Annotated[float, Field(gt=0, le=1), AfterValidator(_unless_one)] | None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Optimizer:
-    decay_biases_and_norms: bool = True
-    layer_decay: LayerDecay = None
-    groups: tuple[ParameterGroup, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class SGD(_Optimizer):
-    name: Literal["sgd"]
-    lr: LearningRate
-    momentum: Fraction
-    weight_decay: WeightDecay
-    nesterov: bool
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Adam(_Optimizer):
-    name: Literal["adam", "adamw"]
-    lr: LearningRate
-    betas: Betas
-    eps: Positive
-    weight_decay: WeightDecay
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Muon(_Optimizer):
-    name: Literal["muon"]
-    lr: LearningRate
-    momentum: Fraction
-    nesterov: bool
-    betas: Betas
-    eps: Positive
-    weight_decay: WeightDecay
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class LBFGS:
-    # torch's has one group of all parameters
-    decay_biases_and_norms: ClassVar[bool] = True
-    layer_decay: ClassVar[None] = None
-    groups: ClassVar[tuple[ParameterGroup, ...]] = ()
-    name: Literal["lbfgs"]
-    lr: LearningRate
-    max_iter: Count
-    history_size: Annotated[Count, Key(fork=False)]
-    line_search: Literal["strong_wolfe"] | None
-    tolerance_grad: NonNegative
-    tolerance_change: NonNegative
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class TargetOptimizer(_Optimizer, Target):
-    """A custom optimiser, given its parameters first."""
-
-
-Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
-
-
 WarmupEpochs = Annotated[NonNegative, Key(counts="epochs")]
 PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
 """It may change on resume where the plan ends at the same step all the same; see expt.runs."""
@@ -257,6 +176,117 @@ class Step:
     warmup_epochs: WarmupEpochs
     every_epochs: Annotated[Positive, Key(resume="ahead", counts="epochs", later=True)]
     gamma: Positive
+
+
+LearningRate = Annotated[Positive, Key(cost=False)]
+WeightDecay = Annotated[NonNegative, Key(cost=False)]
+Betas = Annotated[tuple[Fraction, Fraction], Key(example="optimizer.betas=[0.9,0.999]")]
+
+
+def _unless_one(decay: float) -> float | None:
+    """Return None for a rate that does not fall: the same run, by the same identity."""
+    return None if decay == 1 else decay
+
+
+LayerDecay = Annotated[float, Field(gt=0, le=1), AfterValidator(_unless_one)] | None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SGDRule:
+    name: Literal["sgd"]
+    lr: LearningRate
+    momentum: Fraction
+    weight_decay: WeightDecay
+    nesterov: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AdamRule:
+    name: Literal["adam", "adamw"]
+    lr: LearningRate
+    betas: Betas
+    eps: Positive
+    weight_decay: WeightDecay
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MuonRule:
+    name: Literal["muon"]
+    lr: LearningRate
+    momentum: Fraction
+    nesterov: bool
+    betas: Betas
+    eps: Positive
+    weight_decay: WeightDecay
+
+
+def _by_name(*members: Any) -> dict[str, Any]:
+    return {name: cls for cls in members for name in get_args(get_type_hints(cls)["name"])}
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "optimizer": _by_name(SGDRule, AdamRule, MuonRule, Target),
+    "scheduler": _by_name(Constant, Cosine, Step),
+}
+"""The optimizers and the schedules that a group of parameters may have for itself."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ParameterGroup:
+    """Settings of the parameters in whose names `match` is found."""
+
+    match: Regex
+    lr_scale: Positive = 1.0  # times the optimiser's
+    weight_decay: NonNegative | None = None  # None: the optimiser's
+    epochs: Annotated[Positive | None, Key(counts="epochs", later=True)] = None
+    """after which its learning rate is 0; None: trained to the end"""
+    optimizer: group(**OWN["optimizer"]) | None = None  # type: ignore[valid-type]
+    scheduler: group(**OWN["scheduler"]) | None = None  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Optimizer:
+    decay_biases_and_norms: bool = True
+    layer_decay: LayerDecay = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SGD(_Optimizer, SGDRule):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Adam(_Optimizer, AdamRule):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Muon(_Optimizer, MuonRule):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LBFGS:
+    # torch's has one group of all parameters
+    decay_biases_and_norms: ClassVar[bool] = True
+    layer_decay: ClassVar[None] = None
+    groups: ClassVar[tuple[ParameterGroup, ...]] = ()
+    name: Literal["lbfgs"]
+    lr: LearningRate
+    max_iter: Count
+    history_size: Annotated[Count, Key(fork=False)]
+    line_search: Literal["strong_wolfe"] | None
+    tolerance_grad: NonNegative
+    tolerance_change: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetOptimizer(_Optimizer, Target):
+    """A custom optimiser, given its parameters first."""
+
+
+Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -299,10 +329,6 @@ class OneCycle:
 
 
 Scheduler = Constant | Cosine | Step | OneCycle | Plateau | TargetScheduler
-
-
-def _by_name(*members: Any) -> dict[str, Any]:
-    return {name: cls for cls in members for name in get_args(get_type_hints(cls)["name"])}
 
 
 GROUPS: dict[str, dict[str, Any]] = {

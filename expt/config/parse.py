@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -16,10 +17,10 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from expt.config import keys, rules, secrets
 from expt.config.auto import fill_auto
-from expt.config.constraints import Target, typed
+from expt.config.constraints import Target, names_of, typed
 from expt.config.explained import TYPED, Origin, explain
-from expt.config.groups import GROUPS
-from expt.config.kinds import TargetMetric
+from expt.config.groups import GROUPS, OWN
+from expt.config.kinds import TargetMetric, conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, counted, refuse_undecoded
 from expt.machine import Machine
@@ -50,6 +51,9 @@ def parse(
     if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
         custom = {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}
         node["task"] = {**task, "metrics": custom}
+    own = node["optimizer"].get("groups") if isinstance(node.get("optimizer"), Mapping) else None
+    if isinstance(own, list):
+        node["optimizer"] = {**node["optimizer"], "groups": [*map(_whole_group, own)]}
     if isinstance(send := node.get("send", ()), str | None):
         node["send"] = [send] if send else []
     if isinstance(callbacks := node.get("callbacks"), list):
@@ -170,6 +174,24 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
     if order == ["name", "_target_"] and isinstance(name, str) and name in members:
         del kwargs["name"]
     return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}
+
+
+def _whole_group(node: Any) -> Any:
+    """Return a group of parameters; its own optimizer and schedule get the defaults of conf/."""
+    found = {**node} if isinstance(node, Mapping) else {}
+    for key in found.keys() & OWN.keys():
+        found[key] = one = _untarget(found[key], Target)
+        if isinstance(one, Mapping) and isinstance(cls := OWN[key].get(one.get("name")), type):
+            known = _choice(key, one["name"]) if cls is not Target else {}
+            found[key] = {name: known[name] for name in names_of(cls) if name in known} | {**one}
+    return found or node
+
+
+def _choice(group: str, name: str) -> dict[str, Any]:
+    """Return the settings of a choice of expt's own, with those of the choices that it builds on."""
+    node = read_yaml(conf_dir() / group / f"{name}.yaml")
+    above = (_choice(group, base) for base in node.get("defaults", ()) if base != "_self_")
+    return functools.reduce(operator.or_, above, {}) | node
 
 
 def as_typed(node: Any) -> Any:
