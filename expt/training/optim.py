@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -14,19 +14,23 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.config import groups, user_class
+from expt.config import constraints, groups, user_class
 from expt.config.constraints import Unit
 from expt.config.kinds import Better
 from expt.config.length import Length, Unreached
 from expt.errors import ConfigError
+from expt.training.combined import Combined, parts_of
 from expt.training.parameter_groups import (
     LR_SCALE,
+    OWN,
     TRAINED_EPOCHS,
     Groups,
     members,
+    own_numbers,
     parameter_groups,
     rate_of,
     scale_rates,
+    sparse_weights,
 )
 from expt.training.patches import without_guards
 from expt.training.sharding import is_sharded
@@ -44,23 +48,60 @@ def build_optimizer(
     config: groups.Optimizer, module: nn.Module, *, unguarded: bool = True
 ) -> Optimizer:
     """Return the optimizer of `module`; if `unguarded` without torch's guards, see `patches`."""
-    chosen = parameter_groups(module, config)
+    chosen, parts = parameter_groups(module, config), list[Optimizer]()
     guard: Guard = without_guards if unguarded else lambda cls: cls
-    if isinstance(config, groups.Muon):
-        optimizer = build_muon(config, module, chosen, guard)
-    elif isinstance(config, groups.TargetOptimizer):
+    own = {n: group.optimizer for n, group in enumerate(config.groups) if group.optimizer}
+    its: dict[int | None, Groups] = {number: [] for number in (None, *own)}
+    for group in chosen:
+        its[group[OWN] if group.get(OWN) in own else None].append(group)
+    if its[None] or not own:
+        parts += _parts(config, module, its[None], guard, "optimizer")
+    for number, each in own.items():
+        parts += _parts(each, module, its[number], guard, f"optimizer.groups.{number}.optimizer")
+    if len(parts) == 1:
+        return parts[0]
+    if closed := [type(part).__name__ for part in parts if needs_closure(part)]:
+        raise ConfigError(
+            f"optimizer: {closed[0]} computes losses itself, for all parameters; use it without"
+            " another optimizer in optimizer.groups"
+        )
+    combined: Optimizer = guard(Combined)(parts)
+    return combined
+
+
+def _parts(
+    config: Any, module: nn.Module, chosen: Groups, guard: Guard, where: str
+) -> list[Optimizer]:
+    """Return torch's optimizers of the `chosen` parameters that one, named at `where`, stands for.
+
+    Raises ConfigError where it can't have their settings.
+    """
+    if isinstance(config, groups.MuonRule):
+        parts = muon(config, module, chosen, guard, where)
+    elif isinstance(config, constraints.Target):
         is_plain = [list(group) for group in chosen] == [["params"]]
-        given = chosen[0]["params"] if is_plain else chosen
-        optimizer = user_class.build(config.target, Optimizer, given, **config.kwargs)
-        refuse_fused(optimizer)
+        given, whose = chosen[0]["params"] if is_plain else chosen, f"{where}._target_"
+        cls = user_class.resolve(config.target, Optimizer)
+        parts = [user_class.construct(f"{whose}={config.target}", cls, (given,), config.kwargs)]
+        refuse_fused(parts[0])
     else:
-        optimizer = _of_torch(config, chosen, guard)
-    scale_rates(optimizer)
-    return optimizer
+        parts = [_of_torch(config, chosen, guard, sparse_weights(module))]
+    for part in parts:
+        scale_rates(part)
+    return parts
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether its step computes the loss itself, once or several times."""
+    given = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _of_torch(
-    config: groups.SGD | groups.Adam | groups.LBFGS, chosen: Groups, guard: Guard
+    config: groups.SGDRule | groups.AdamRule | groups.LBFGS,
+    chosen: Groups,
+    guard: Guard,
+    sparse: Collection[nn.Parameter],
 ) -> Optimizer:
     """Return torch's optimizer, fused where it can be: one kernel for each group."""
     settings = {key: value for key, value in vars(config).items() if key not in OF_GROUPS}
@@ -68,8 +109,9 @@ def _of_torch(
         settings["line_search_fn"] = settings.pop("line_search")
         return cast(Optimizer, guard(optim.LBFGS)(chosen, **settings))
     every = [*members(chosen)]
-    is_sharded_sgd = config.name == "sgd" and any(map(is_sharded, every))  # torch has none fused
-    settings |= {"foreach": True} if is_sharded_sgd else fused_or_foreach(every)
+    # torch has no fused SGD for them
+    is_other_sgd = config.name == "sgd" and any(is_sharded(one) or one in sparse for one in every)
+    settings |= {"foreach": True} if is_other_sgd else fused_or_foreach(every)
     cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
     optimizer: Optimizer = guard(cls)(chosen, **settings)
     fill_momentum(optimizer)
@@ -81,14 +123,13 @@ def fill_momentum(optimizer: Optimizer) -> None:
 
     torch makes them in the first step, and leaves their memory unset where that step is skipped.
     """
-    if not isinstance(optimizer, optim.SGD):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not group["momentum"]:
-                optimizer.state.pop(parameter, None)
-            elif optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    for part in parts_of(optimizer):
+        for group in part.param_groups if isinstance(part, optim.SGD) else ():
+            for parameter in group["params"]:
+                if not group["momentum"]:
+                    part.state.pop(parameter, None)
+                elif part.state[parameter].get("momentum_buffer") is None:
+                    part.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
@@ -109,9 +150,20 @@ def build_scheduler(
     steps_per_epoch: int,
     total_steps: int,
     better: Mapping[str, Better] = ONLY_LOSS,
+    own: Sequence[groups.ParameterGroup] = (),
 ) -> LRScheduler:
-    """Return the schedule; `better` has the direction of each metric."""
+    """Return the schedule; `better` has the direction of each metric, `own` may have others.
+
+    Raises ConfigError where a rate is to end higher than it begins.
+    """
     length = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
+    schedules = {n: own[n].scheduler or config for n in own_numbers(optimizer)}
+    for number, schedule in schedules.items():
+        if (least := getattr(schedule, "min_lr", 0.0)) > (rate := rate_of(optimizer, number)):
+            raise ConfigError(
+                f"scheduler.min_lr={least:g}: optimizer.groups.{number} begins at {rate:g}; give"
+                " less, or that group a scheduler of its own"
+            )
     if isinstance(config, groups.TargetScheduler):
         return _custom_scheduler(config, optimizer, **length)
     if isinstance(config, groups.Plateau):
@@ -120,9 +172,16 @@ def build_scheduler(
     ends = [group.get(TRAINED_EPOCHS, math.inf) for group in optimizer.param_groups]
     ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
     if not isinstance(config, groups.OneCycle):
-        factor = lr_factor(config, rate_of(optimizer), **length)
-        return Schedule(optimizer, [_until(end, factor) for end in ends])
-    defaults = optimizer.defaults
+
+        def factor(number: int | None, schedule: Any) -> Callable[[int], float]:
+            until = groups.planned_steps(schedule, **length) or length["total_steps"]
+            planned = {**length, "total_steps": until}
+            return lr_factor(schedule, rate_of(optimizer, number), **planned)
+
+        factors = {n: factor(n, one) for n, one in {None: config, **schedules}.items()}
+        of_groups = [factors[group.get(OWN)] for group in optimizer.param_groups]
+        return Schedule(optimizer, [*map(_until, ends, of_groups)])
+    cycled = ("momentum", "betas")
     return OneCycle(
         optimizer,
         ends,
@@ -131,7 +190,7 @@ def build_scheduler(
         pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by 0 in a rise of one step
         div_factor=1 / config.start_factor,
         final_div_factor=config.start_factor / config.end_factor,
-        cycle_momentum=bool(defaults.get("momentum") or defaults.get("betas")),
+        cycle_momentum=any(all(group.get(k) for group in optimizer.param_groups) for k in cycled),
     )
 
 
@@ -140,10 +199,17 @@ def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]
 
 
 class RisingRate(LambdaLR):
-    """A rate that rises by the same factor in each step, in all by `factor`."""
+    """A rate that rises by the same factor in each step, in all by `factor`.
+
+    Those of optimizers that some parameters have for themselves stay.
+    """
 
     def __init__(self, optimizer: Optimizer, factor: float, total_steps: int) -> None:
-        super().__init__(optimizer, lambda step: factor ** (step / max(1, total_steps - 1)))
+        def risen(step: int) -> float:
+            return factor ** (step / max(1, total_steps - 1))
+
+        groups = optimizer.param_groups
+        super().__init__(optimizer, [(lambda _: 1.0) if OWN in one else risen for one in groups])
 
 
 class Schedule(LambdaLR):
@@ -332,27 +398,28 @@ def lr_factor(
     return factor
 
 
-def build_muon(config: groups.Muon, module: nn.Module, chosen: Groups, guard: Guard) -> Optimizer:
+def muon(
+    config: groups.MuonRule, module: nn.Module, chosen: Groups, guard: Guard, where: str
+) -> list[Optimizer]:
     """Return Muon and AdamW over the `chosen` groups of the parameters of `module`.
 
     Muon's update is as large as AdamW's, so one learning rate and weight decay serve both (Liu et
     al., 2025). Raises ConfigError where there is nothing for Muon to do.
     """
     matrices = hidden_matrices(module)
-    if not matrices:
-        raise ConfigError(
-            "optimizer=muon: the model has no weight matrix but for its last layer and embeddings;"
-            " use optimizer=adamw"
-        )
     of_muon, of_adamw = (_only(chosen, matrices, among) for among in (True, False))
+    if not of_muon:
+        raise ConfigError(
+            f"{where}=muon: its parameters have no weight matrix but for the model's last layer and"
+            " embeddings; use adamw"
+        )
     both = {"lr": config.lr, "weight_decay": config.weight_decay}
-    muon = {"momentum": config.momentum, "nesterov": config.nesterov}
-    adamw = {"betas": config.betas, "eps": config.eps, **fused_or_foreach(members(of_adamw))}
-    combined: Optimizer = guard(MuonWithAdamW)(
-        guard(optim.Muon)(of_muon, **both, **muon, adjust_lr_fn="match_rms_adamw"),
-        guard(optim.AdamW)(of_adamw, **both, **adamw),
-    )
-    return combined
+    own = {"momentum": config.momentum, "nesterov": config.nesterov}
+    parts = [guard(optim.Muon)(of_muon, **both, **own, adjust_lr_fn="match_rms_adamw")]
+    if of_adamw:
+        adamw = {"betas": config.betas, "eps": config.eps, **fused_or_foreach(members(of_adamw))}
+        parts.append(guard(optim.AdamW)(of_adamw, **both, **adamw))
+    return parts
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
@@ -372,33 +439,6 @@ def _only(chosen: Groups, parameters: set[nn.Parameter], among: bool) -> Groups:
         for group in chosen
     )
     return [group for group in every if group["params"]]
-
-
-class MuonWithAdamW(Optimizer):
-    """The groups of both, Muon's first, and one state, saved and loaded as any optimizer's."""
-
-    def __init__(self, muon: optim.Muon, adamw: optim.AdamW) -> None:
-        self._parts: Sequence[Optimizer] = (muon, adamw)
-        shared = {key: muon.defaults[key] for key in ("lr", "weight_decay")}
-        super().__init__([*muon.param_groups, *adamw.param_groups], shared)
-        self._share()
-
-    def _share(self) -> None:
-        """Let both work on the groups and the state that are here."""
-        (muon, adamw), first = self._parts, len(self._parts[0].param_groups)
-        muon.param_groups, adamw.param_groups = self.param_groups[:first], self.param_groups[first:]
-        muon.state = adamw.state = self.state
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient."""
-        for part in self._parts:
-            part.step()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned."""
-        super().load_state_dict(dict(state_dict))
-        self._share()
 
 
 def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:

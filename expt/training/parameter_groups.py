@@ -20,6 +20,8 @@ LR_SCALE = "lr_scale"
 """Key of a group: its share of the optimizer's learning rate; a group without it has all."""
 TRAINED_EPOCHS = "trained_epochs"
 """Key of a group: the epochs after which its learning rate is 0; without it, never."""
+OWN = "own"
+"""Key of a group: its number in `optimizer.groups`, if it has an optimizer or schedule there."""
 SHOWN_NAMES = 3
 OPENED = (nn.Sequential, *CONTAINERS)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -64,6 +66,8 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
         if number >= 0:
             group = config.groups[number]
             settings[LR_SCALE] *= group.lr_scale
+            if group.optimizer or group.scheduler:
+                settings[OWN] = number
             if group.epochs:
                 settings[TRAINED_EPOCHS] = group.epochs
             if group.weight_decay is not None:
@@ -95,11 +99,23 @@ def members(groups: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     return itertools.chain.from_iterable(group["params"] for group in groups)
 
 
-def rate_of(optimizer: Optimizer) -> float:
-    """Return the learning rate of a group that has all of it."""
-    group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
+def rate_of(optimizer: Optimizer, own: int | None = None) -> float:
+    """Return the learning rate of a group that has all of it, or all of that `own` one's."""
+    mine = [group for group in optimizer.param_groups if group.get(OWN) == own]
+    group = min(mine or optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return float(lr if scale == 1.0 else lr / scale)
+
+
+def own_numbers(optimizer: Optimizer) -> list[int]:
+    """Return the numbers of the groups that have an optimizer or a schedule for themselves."""
+    return sorted({group[OWN] for group in optimizer.param_groups if OWN in group})
+
+
+def sparse_weights(module: nn.Module) -> frozenset[nn.Parameter]:
+    """Return the trained weights whose gradients have only the rows that a batch uses."""
+    layers = (one for one in module.modules() if isinstance(one, _EMBEDDINGS) and one.sparse)
+    return frozenset(layer.weight for layer in layers if layer.weight.requires_grad)
 
 
 def depths(module: nn.Module) -> dict[str, int]:
