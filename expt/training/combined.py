@@ -1,0 +1,69 @@
+"""Several optimizers behind one, for a loop that has one step, one state and one schedule."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from expt.training.parameter_groups import members
+
+
+class Combined(Optimizer):
+    """Several optimizers as one: the groups and the states of all, saved and loaded together."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+        first, *others = (part.defaults for part in parts)
+        shared = {key: first[key] for key in first if all(key in other for other in others)}
+        super().__init__([group for part in parts for group in part.param_groups], shared)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Take the groups and the states of the parts."""
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        for part in self.parts:
+            self.state.update(part.state)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        for part in self.parts:
+            part.step()
+        if len(self.state) != sum(len(part.state) for part in self.parts):
+            self._collect()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all; under `parts` the further entries of custom ones."""
+        found: dict[str, Any] = inspect.unwrap(Optimizer.state_dict)(self)
+        own = [part.state_dict() if _keeps_more(part) else {} for part in self.parts]
+        more = [{key: one[key] for key in one.keys() - found.keys()} for one in own]
+        return {**found, "parts": more} if any(more) else found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned."""
+        given = {**state_dict}
+        more = given.pop("parts", [{} for _ in self.parts])
+        inspect.unwrap(Optimizer.load_state_dict)(self, given)
+        left = iter(self.param_groups)
+        for part, own in zip(self.parts, more, strict=True):
+            part.param_groups = [*itertools.islice(left, len(part.param_groups))]
+            known = (one for one in members(part.param_groups) if one in self.state)
+            part.state = defaultdict(dict, {one: self.state[one] for one in known})
+            if _keeps_more(part):
+                part.load_state_dict({**inspect.unwrap(Optimizer.state_dict)(part), **own})
+        self._collect()
+
+
+def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
+    """Return the optimizers of which it is made: itself, unless it is several."""
+    return optimizer.parts if isinstance(optimizer, Combined) else (optimizer,)
+
+
+def _keeps_more(part: Optimizer) -> bool:
+    return inspect.unwrap(type(part).state_dict) is not inspect.unwrap(Optimizer.state_dict)
