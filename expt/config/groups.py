@@ -289,6 +289,11 @@ class TargetOptimizer(_Optimizer, Target):
 Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
 
 
+def optimizers(config: Optimizer) -> list[Any]:
+    """Return an optimizer and those that some of its groups of parameters have for themselves."""
+    return [config, *(group.optimizer for group in config.groups if group.optimizer)]
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetScheduler(Target):
     """A custom scheduler, stepped after each epoch or each optimiser step."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
-from expt.config.constraints import typed, word
+from expt.config.constraints import Target, typed, word
 from expt.config.kinds import added_by, metrics_of, only_in_evaluations
 from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
@@ -152,7 +152,8 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
-    if config.offload and isinstance(config.optimizer, groups.TargetOptimizer):
+    every = groups.optimizers(config.optimizer)
+    if config.offload and any(isinstance(each, Target) for each in every):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
     if isinstance(config.optimizer, groups.LBFGS):
         why = "optimizer=lbfgs computes losses again within a step, with all weights as one vector"
@@ -169,6 +170,16 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     ):
         why = "optimizer.groups stops training some parameters early, which this schedule can't do"
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
+    own = [group.scheduler for group in config.optimizer.groups if group.scheduler]
+    by_step = groups.Constant | groups.Cosine | groups.Step
+    if own and not isinstance(config.scheduler, by_step):
+        why = "can't go with the schedules in optimizer.groups"
+        yield "scheduler.name", why, "use constant, cosine or step"
+    elif not isinstance(config.scheduler, groups.Cosine) and any(
+        isinstance(each, groups.Cosine) and each.epochs is None for each in own
+    ):
+        why = "has no end, which a cosine in optimizer.groups would have, too"
+        yield "scheduler.name", why, "give that cosine its epochs"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

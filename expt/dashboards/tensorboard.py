@@ -165,7 +165,7 @@ class LayerValues:
             for name, parameter in itertools.chain.from_iterable(self._layers.values()):
                 parts = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
                 for kind, part in parts.items():
-                    values = None if part is None else sharding.whole(part)
+                    values = None if part is None else sharding.whole(part).to_dense()
                     if events and values is not None and bool(values.isfinite().all()):
                         events.histogram(f"{kind}/{name}", values, step)
             self._gradients = {}

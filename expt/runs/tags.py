@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 SPLITS = ("train", "val", "test")
 LR = "lr"
+"""Before `/groups.N`: that of an optimizer or schedule in `optimizer.groups`."""
 RUNNING_LOSS = "running/loss"
 """The loss in training since the last log point; a whole epoch's is `metric("loss", "train")`."""
 RUNNING_SAMPLES_PER_S = "speed/running_samples_per_s"

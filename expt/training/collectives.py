@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -198,13 +198,22 @@ def average(
 
 
 def average_gradients(
-    parameters: Sequence[nn.Parameter], mean: Callable[[torch.Tensor], object] | None = None
+    every: Sequence[nn.Parameter],
+    mean: Callable[[torch.Tensor], object] | None = None,
+    sparse: Collection[nn.Parameter] = (),
 ) -> None:
     """Average gradients over all workers, as `average`; where one is missing it counts as 0.
 
-    A gradient that no worker has stays missing. Waits for the device only if this worker lacks one.
+    A gradient that no worker has stays missing. Waits for the device only if this worker lacks one,
+    or if some are `sparse`.
     """
     if not dist.is_initialized():
+        return
+    parameters = [one for one in every if one not in sparse]
+    for one in every:
+        if one in sparse:
+            _average_sparse(one)
+    if not parameters:
         return
     lacking = [index for index, one in enumerate(parameters) if one.grad is None]
     has = torch.ones(len(parameters), device=parameters[0].device)
@@ -214,6 +223,29 @@ def average_gradients(
     for index in lacking:
         if not has[index]:
             parameters[index].grad = None
+
+
+def _average_sparse(parameter: nn.Parameter) -> None:
+    """Replace a gradient of rows by its mean over all workers, in the order of ranks."""
+    indices = torch.empty(0, dtype=torch.int64, device=parameter.device)
+    values, has_one = parameter.detach()[:0], parameter.grad is not None
+    if parameter.grad is not None:
+        own = parameter.grad.coalesce()
+        indices, values = own.indices()[0], own.values()
+    mine = torch.tensor([len(indices), has_one], device=parameter.device)
+    sizes, has = stack_across_workers(mine).T.tolist()
+    if not any(has):
+        return
+
+    def joined(rows: torch.Tensor) -> torch.Tensor:
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        every = stack_across_workers(padded.view(-1)).view(len(sizes), *padded.shape)
+        return torch.cat([each[:size] for each, size in zip(every, sizes, strict=True)])
+
+    where, what = joined(indices)[None], joined(values) / len(sizes)
+    total = torch.sparse_coo_tensor(where, what, parameter.shape, check_invariants=False)
+    parameter.grad = total.coalesce()
 
 
 @sized_by("model")

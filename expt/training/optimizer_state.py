@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.runs.checkpoint import copied, map_leaves
 from expt.training.collectives import buckets
+from expt.training.combined import parts_of
 from expt.training.optim import OneCycle, Schedule, fill_momentum
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
@@ -32,20 +33,22 @@ BYTES_AT_ONCE = 256 * 2**20
 """Bytes of parameters whose states are on the device together."""
 
 
-def _toggles(optimizer: Optimizer) -> bool:
-    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+def _toggling(optimizer: Optimizer) -> list[Any]:
+    names = "train", "eval"
+    every = parts_of(optimizer)
+    return [each for each in every if all(callable(getattr(each, name, None)) for name in names)]
 
 
 def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> None:
     """Call `train` or `eval` of an optimizer that trains at other weights than those to be used."""
-    if _toggles(optimizer):
-        getattr(optimizer, to)()
+    for part in _toggling(optimizer):
+        getattr(part, to)()
 
 
 @contextlib.contextmanager
 def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
     """Switch to the weights for evaluation in the body, which gets copies of the trained ones."""
-    if not _toggles(optimizer):
+    if not _toggling(optimizer):
         yield []
         return
     before = [one.detach().clone() for one in members(optimizer.param_groups)]

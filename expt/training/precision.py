@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -114,8 +114,13 @@ class Precision:
             return
         self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm
         parameters = list(parameters)
-        if self._gradient_clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self._gradient_clip_value, foreach=True)
+        if (most := self._gradient_clip_value) is not None:
+            sparse = [p for p in parameters if p.grad is not None and p.grad.is_sparse]
+            for each in sparse:  # which torch's takes not
+                each.grad = cast(torch.Tensor, each.grad).coalesce()
+                each.grad.values().clamp_(-most, most)
+            dense = [p for p in parameters if p not in {*sparse}]
+            nn.utils.clip_grad_value_(dense, most, foreach=True)
         if self._gradient_clip is not None:
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)
 

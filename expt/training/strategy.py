@@ -101,12 +101,17 @@ class Strategy:
 
 
 @dataclass
-class Phased(Strategy):
-    """Workers that average the gradients of each phase of a step once its passes are done."""
+class Averaging(Strategy):
+    """Workers that average the gradients of a step, or of each phase, once its passes are done."""
+
+    _: KW_ONLY
+    optimizer: Optimizer
+    sparse: frozenset[nn.Parameter]
+    """Parameters whose gradients have only the rows that were used."""
 
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
-        found = passes(self.micro_batches)
-        collectives.average_gradients(phase, self.memory.average if self.memory else None)
+        found, mean = passes(self.micro_batches), self.memory.average if self.memory else None
+        collectives.average_gradients(phase or trained_by(self.optimizer), mean, self.sparse)
         return found
 
 
@@ -194,6 +199,7 @@ class Fitting(Strategy):
     worker: Worker
     optimizer: Optimizer
     allows_unused: bool
+    sparse: frozenset[nn.Parameter]
     at_a_time: int | None = None
     """The samples that a worker trains on at a time; None is its share of a batch."""
 
@@ -223,7 +229,7 @@ class Fitting(Strategy):
             try:
                 with sized_by("batch_size", size):
                     found = passes(-(-share // size))
-                collectives.reserve_bucket(trained)
+                collectives.reserve_bucket([one for one in trained if one not in self.sparse])
             except Exception as error:
                 is_least = size == 1 or len(in_parts(batch, batch.size / 2)) == 1
                 if first and not is_out_of_memory(error):  # so few don't do, as for a batch norm
@@ -252,7 +258,7 @@ class Fitting(Strategy):
             )
         if not self.allows_unused:
             refuse_unused(self.model, {p for p in trained if p.grad is None})
-        collectives.average_gradients(trained)
+        collectives.average_gradients(trained, sparse=self.sparse)
         return found
 
     def _noted(self) -> Callable[[], None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import threading
 import time
@@ -207,6 +206,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
             steps_per_epoch=len(data.train),
             total_steps=config.total_steps(len(data.train)),
             better=metrics_of(config.task),
+            own=config.optimizer.groups,
         ),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         compiled=built.compiled,
@@ -265,7 +265,8 @@ def _precision(config: RunConfig, worker: Worker) -> Precision:
         gradient_clip=config.gradient_clip,
         gradient_clip_value=config.gradient_clip_value,
         skip_non_finite=config.on_nan == "skip",
-        skips_on_device=isinstance(config.optimizer, groups.SGD | groups.Adam),
+        skips_on_device=isinstance(config.optimizer, groups.SGD | groups.Adam)
+        and len(groups.optimizers(config.optimizer)) == 1,
         short_backward=config.patches.backward,
     )
 
@@ -304,8 +305,7 @@ def _has_closure(
     optimizer: Optimizer, config: RunConfig, precision: Precision, phases: Phases
 ) -> bool:
     """Return whether the optimizer needs a closure; refuse steps that it can't compute again."""
-    given = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if given is None or given.default is not inspect.Parameter.empty:
+    if not optim.needs_closure(optimizer):
         return False
     if precision.scaler.is_enabled() or config.on_nan == "skip" or config.is_sharded or phases:
         raise ConfigError(

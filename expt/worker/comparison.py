@@ -119,17 +119,21 @@ def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]
 
 
 def _is_due(config: RunConfig) -> bool:
-    if isinstance(config.optimizer, groups.TargetOptimizer) and not config.is_sharded:
-        cls = user_class.resolve(config.optimizer.target, Optimizer)
-        return not cls.__module__.startswith("torch.")
-    return config.is_sharded
+    return config.is_sharded or bool(_custom_optimizers(config))
+
+
+def _custom_optimizers(config: RunConfig) -> list[str]:
+    every = groups.optimizers(config.optimizer)
+    named = [each.target for each in every if isinstance(each, constraints.Target)]
+    modules = [user_class.resolve(name, Optimizer).__module__ for name in named]
+    of_modules = zip(named, modules, strict=True)
+    return [name for name, module in of_modules if not module.startswith("torch.")]
 
 
 def _where(config: RunConfig) -> str:
     if config.is_sharded:
         return f"strategy={config.strategy}"
-    assert isinstance(config.optimizer, groups.TargetOptimizer)
-    return f"optimizer._target_={config.optimizer.target}"
+    return f"optimizer._target_={_custom_optimizers(config)[0]}"
 
 
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt.config import constraints
+from expt.config import constraints, groups
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import keep_doubles
@@ -25,6 +25,7 @@ from expt.errors import ConfigError, described, listed, warn
 from expt.tasks.task import Task
 from expt.training import collectives, random_state
 from expt.training.callback import Callback
+from expt.training.combined import parts_of
 from expt.training.learner import Learner, trained_names
 from expt.worker.rank_health import UNEQUAL
 
@@ -51,8 +52,12 @@ class FirstSteps:
         self._reported: set[str] | None = None
         keys = "task", "optimizer", "scheduler", "model"
         custom = {key for key in keys if isinstance(getattr(config, key), constraints.Target)}
+        every = groups.optimizers(config.optimizer)
+        custom |= {"optimizer" for each in every if isinstance(each, constraints.Target)}
         self._is_custom = bool(custom or callbacks)
         parts: dict[str, Any] = {key: getattr(learner, key) for key in keys[:3]}
+        several = parts_of(learner.optimizer)
+        parts |= {f"optimizer.{n}": one for n, one in enumerate(several) if len(several) > 1}
         if not config.is_sharded:
             named = learner.module.named_modules()
             parts |= {f"model.{name}".rstrip("."): one for name, one in named}
@@ -155,7 +160,9 @@ class FirstSteps:
         """Return the objects that a checkpoint has, by their identity."""
         module, optimizer = self._learner.module, self._learner.optimizer
         found = [*module.modules(), *module.state_dict(keep_vars=True).values()]
-        found += [optimizer, optimizer.state, optimizer.param_groups, self._learner.scheduler]
+        for each in (optimizer, *parts_of(optimizer)):
+            found += [each, each.state, each.param_groups]
+        found.append(self._learner.scheduler)
         return {id(each): each for each in found}
 
 

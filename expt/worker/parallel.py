@@ -21,9 +21,10 @@ from expt.errors import ConfigError, first_line, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
+from expt.training.parameter_groups import sparse_weights
 from expt.training.precision import Autocast, Precision
 from expt.training.shared_memory import SharedMemory, average_bucket
-from expt.training.strategy import DDP, Fitting, Phased, Sharded, Strategy
+from expt.training.strategy import DDP, Averaging, Fitting, Sharded, Strategy
 from expt.worker.rank_health import UNEQUAL
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
@@ -172,6 +173,7 @@ def build_strategy(
     """Choose the strategy of a step, and wrap the model for it; a collective."""
     module, size, interleaved = built.module, worker.world_size, config.batch_norm != "per_worker"
     common = size, config.micro_batches, interleaved, built.after_step, built.memory
+    sparse = sparse_weights(module)
     if config.is_sharded:
         unused = None
         if _is_custom(config):
@@ -188,7 +190,8 @@ def build_strategy(
         )
     if config.gradient_accumulation == "auto":
         may_miss = config.ddp.find_unused_parameters or size == 1
-        return Fitting(module, *common, worker=worker, optimizer=optimizer, allows_unused=may_miss)
+        about = {"optimizer": optimizer, "allows_unused": may_miss, "sparse": sparse}
+        return Fitting(module, *common, worker=worker, **about)
     if config.strategy == "dp":
         if size > 1:  # as torchrun starts it
             raise ConfigError("strategy=dp: has one process for all GPUs; use python -m expt")
@@ -196,10 +199,19 @@ def build_strategy(
         return Strategy(nn.DataParallel(within, list(worker.gpus) or None), *common)
     if size == 1 or not any(one.requires_grad for one in module.parameters()):
         return Strategy(module, *common)
-    if phases:
+    if sparse and config.ddp.comm_hook:
+        hook = f"ddp.comm_hook={config.ddp.comm_hook}"
+        raise ConfigError(f"{hook}: can't send {_sparse_names(module)}; leave it out")
+    if phases or sparse:
         collectives.broadcast_parameters(module)
-        return Phased(module, *common)
+        return Averaging(module, *common, optimizer=optimizer, sparse=sparse)
     return DDP(_distributed(config, built, worker, begins), *common, optimizer=optimizer)
+
+
+def _sparse_names(module: nn.Module) -> str:
+    sparse = sparse_weights(module)
+    names = [name for name, one in module.named_parameters() if one in sparse]
+    return f"the sparse gradients of {listed(names)}"
 
 
 def _distributed(
@@ -287,6 +299,9 @@ def shard_model(
     config: RunConfig, module: nn.Module, worker: Worker, precision: Precision
 ) -> AveragedModel | None:
     """Shard `module` and its moving average, and return the latter."""
+    if sparse_weights(module):
+        why = f"torch can't shard {_sparse_names(module)}"
+        raise ConfigError(f"strategy={config.strategy}: {why}; use strategy=ddp, or sparse=False")
     wanted, param_dtype = config.sharding, _param_dtype(config, module, precision)
     # Before a parameter is on the device, which has no room for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None

@@ -189,7 +189,8 @@ class Run:
         first_weights.refuse_other(self.config, self.data.info, saved)
         if not is_fork:
             self.snapshot.load_state_dict(saved)
-            self.steps.lr = saved["lr"]
+            rates = saved["lr"]  # of an earlier version a single one
+            self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
@@ -307,7 +308,7 @@ class Run:
             tags.DATA_WAIT_S: waited_s,
         }
         if self.position.step % self.config.log_every:  # else just logged
-            points[tags.LR] = self.steps.lr
+            points |= self.steps.rates
         if self.config.on_nan == "skip":
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
@@ -332,7 +333,7 @@ class Run:
         self._refuse_loss(values)
         points = tagged(values, lambda name: tags.RUNNING + name, warns=self.worker.rank == 0)
         if samples_per_s is not None:
-            points |= {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
+            points |= {**self.steps.rates, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
         self.record.log(points)
 
     def _judge(self) -> bool:
@@ -425,7 +426,7 @@ class Run:
             "config": shown(self.config),
             "plan": self.plan,
             "built": self.built,
-            "lr": self.steps.lr,
+            "lr": self.steps.rates,
             "data": info.record,
             "sizes": info.sizes,
             "steps_per_epoch": self.position.steps_per_epoch,

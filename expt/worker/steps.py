@@ -13,10 +13,11 @@ import torch
 
 from expt import progress, signals
 from expt.config.schema import UNPROFILED_STEPS, RunConfig
+from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
-from expt.training.parameter_groups import rate_of
+from expt.training.parameter_groups import own_numbers, rate_of
 from expt.worker.record import History
 
 MEET_EVERY_S = 0.3
@@ -43,8 +44,10 @@ class Steps:
         self._learner, self._device = learner, device
         self._waited_since, self._beat, self._profiler = waited_since, beat, profiler
         self._step: progress.Phase | None = None
-        self.lr = 0.0
-        """The learning rate of the last step."""
+        self.rates: dict[str, float] = {tags.LR: 0.0}
+        """The learning rates of the last step by their tags, one for each optimizer and schedule."""
+        own = own_numbers(learner.optimizer)
+        self._rated = {tags.LR: None, **{f"{tags.LR}/groups.{number}": number for number in own}}
         self.first_s: float | None = None
         """The seconds until the end of this attempt's first step."""
 
@@ -59,7 +62,8 @@ class Steps:
         self._beat()
         assert self._step
         self._step.again()
-        self.lr = rate_of(self._learner.optimizer)
+        optimizer = self._learner.optimizer
+        self.rates = {tag: rate_of(optimizer, own) for tag, own in self._rated.items()}
         if self.first_s is None:
             self._step.name = "a step"
             if self._device.type == "cuda":
