@@ -210,9 +210,8 @@ def average_gradients(
     if not dist.is_initialized():
         return
     parameters = [one for one in every if one not in sparse]
-    for one in every:
-        if one in sparse:
-            _average_sparse(one)
+    for one in filter(sparse.__contains__, every):
+        _average_sparse(one)
     if not parameters:
         return
     lacking = [index for index, one in enumerate(parameters) if one.grad is None]
@@ -226,26 +225,12 @@ def average_gradients(
 
 
 def _average_sparse(parameter: nn.Parameter) -> None:
-    """Replace a gradient of rows by its mean over all workers, in the order of ranks."""
-    indices = torch.empty(0, dtype=torch.int64, device=parameter.device)
-    values, has_one = parameter.detach()[:0], parameter.grad is not None
-    if parameter.grad is not None:
-        own = parameter.grad.coalesce()
-        indices, values = own.indices()[0], own.values()
-    mine = torch.tensor([len(indices), has_one], device=parameter.device)
-    sizes, has = stack_across_workers(mine).T.tolist()
-    if not any(has):
-        return
-
-    def joined(rows: torch.Tensor) -> torch.Tensor:
-        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        every = stack_across_workers(padded.view(-1)).view(len(sizes), *padded.shape)
-        return torch.cat([each[:size] for each, size in zip(every, sizes, strict=True)])
-
-    where, what = joined(indices)[None], joined(values) / len(sizes)
-    total = torch.sparse_coo_tensor(where, what, parameter.shape, check_invariants=False)
-    parameter.grad = total.coalesce()
+    """Replace a gradient that has only some rows by its mean, added up in the order of ranks."""
+    own = None if parameter.grad is None else parameter.grad.coalesce().cpu()
+    every = [one for one in gather_across_workers(own) if one is not None]
+    if every:
+        total = functools.reduce(torch.add, every) / dist.get_world_size()
+        parameter.grad = total.coalesce().to(parameter.device)
 
 
 @sized_by("model")

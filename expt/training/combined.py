@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ class Combined(Optimizer):
         self._collect()
 
     def _collect(self) -> None:
-        """Take the groups and the states of the parts."""
         self.param_groups = [group for part in self.parts for group in part.param_groups]
         for part in self.parts:
             self.state.update(part.state)
@@ -35,28 +33,23 @@ class Combined(Optimizer):
         """Update all parameters that have a gradient."""
         for part in self.parts:
             part.step()
-        if len(self.state) != sum(len(part.state) for part in self.parts):
-            self._collect()
+        self._collect()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all; under `parts` the further entries of custom ones."""
+        """Return the state of all; under `parts` what else custom ones save."""
         found: dict[str, Any] = inspect.unwrap(Optimizer.state_dict)(self)
-        own = [part.state_dict() if _keeps_more(part) else {} for part in self.parts]
+        own = [part.state_dict() if _saves_more(part) else {} for part in self.parts]
         more = [{key: one[key] for key in one.keys() - found.keys()} for one in own]
         return {**found, "parts": more} if any(more) else found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned."""
-        given = {**state_dict}
-        more = given.pop("parts", [{} for _ in self.parts])
-        inspect.unwrap(Optimizer.load_state_dict)(self, given)
-        left = iter(self.param_groups)
+        groups, state = iter(state_dict["param_groups"]), state_dict["state"]
+        more = state_dict.get("parts", [{} for _ in self.parts])
         for part, own in zip(self.parts, more, strict=True):
-            part.param_groups = [*itertools.islice(left, len(part.param_groups))]
-            known = (one for one in members(part.param_groups) if one in self.state)
-            part.state = defaultdict(dict, {one: self.state[one] for one in known})
-            if _keeps_more(part):
-                part.load_state_dict({**inspect.unwrap(Optimizer.state_dict)(part), **own})
+            its = [*itertools.islice(groups, len(part.param_groups))]
+            known = {key: state[key] for key in members(its) if key in state}
+            part.load_state_dict({"state": known, "param_groups": its, **own})
         self._collect()
 
 
@@ -65,5 +58,5 @@ def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
     return optimizer.parts if isinstance(optimizer, Combined) else (optimizer,)
 
 
-def _keeps_more(part: Optimizer) -> bool:
+def _saves_more(part: Optimizer) -> bool:
     return inspect.unwrap(type(part).state_dict) is not inspect.unwrap(Optimizer.state_dict)

@@ -51,13 +51,11 @@ def build_optimizer(
     chosen, parts = parameter_groups(module, config), list[Optimizer]()
     guard: Guard = without_guards if unguarded else lambda cls: cls
     own = {n: group.optimizer for n, group in enumerate(config.groups) if group.optimizer}
-    its: dict[int | None, Groups] = {number: [] for number in (None, *own)}
-    for group in chosen:
-        its[group[OWN] if group.get(OWN) in own else None].append(group)
-    if its[None] or not own:
-        parts += _parts(config, module, its[None], guard, "optimizer")
-    for number, each in own.items():
-        parts += _parts(each, module, its[number], guard, f"optimizer.groups.{number}.optimizer")
+    for number, each in {None: config, **own}.items():
+        its = [one for one in chosen if (one[OWN] if one.get(OWN) in own else None) == number]
+        where = "optimizer" if number is None else f"optimizer.groups.{number}.optimizer"
+        if its or not own:
+            parts += _parts(each, module, its, guard, where)
     if len(parts) == 1:
         return parts[0]
     if closed := [type(part).__name__ for part in parts if needs_closure(part)]:
@@ -152,18 +150,8 @@ def build_scheduler(
     better: Mapping[str, Better] = ONLY_LOSS,
     own: Sequence[groups.ParameterGroup] = (),
 ) -> LRScheduler:
-    """Return the schedule; `better` has the direction of each metric, `own` may have others.
-
-    Raises ConfigError where a rate is to end higher than it begins.
-    """
+    """Return the schedule; `better` has the direction of each metric, `own` may have schedules."""
     length = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
-    schedules = {n: own[n].scheduler or config for n in own_numbers(optimizer)}
-    for number, schedule in schedules.items():
-        if (least := getattr(schedule, "min_lr", 0.0)) > (rate := rate_of(optimizer, number)):
-            raise ConfigError(
-                f"scheduler.min_lr={least:g}: optimizer.groups.{number} begins at {rate:g}; give"
-                " less, or that group a scheduler of its own"
-            )
     if isinstance(config, groups.TargetScheduler):
         return _custom_scheduler(config, optimizer, **length)
     if isinstance(config, groups.Plateau):
@@ -172,13 +160,12 @@ def build_scheduler(
     ends = [group.get(TRAINED_EPOCHS, math.inf) for group in optimizer.param_groups]
     ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
     if not isinstance(config, groups.OneCycle):
-
-        def factor(number: int | None, schedule: Any) -> Callable[[int], float]:
-            until = groups.planned_steps(schedule, **length) or length["total_steps"]
-            planned = {**length, "total_steps": until}
-            return lr_factor(schedule, rate_of(optimizer, number), **planned)
-
-        factors = {n: factor(n, one) for n, one in {None: config, **schedules}.items()}
+        shared = lr_factor(config, rate_of(optimizer), **length)
+        factors = dict.fromkeys((None, *own_numbers(optimizer)), shared)
+        for number, schedule in ((n, one.scheduler) for n, one in enumerate(own) if one.scheduler):
+            planned = groups.planned_steps(schedule, **length) or length["total_steps"]
+            its = {**length, "total_steps": planned}
+            factors[number] = lr_factor(schedule, rate_of(optimizer, number), **its)
         of_groups = [factors[group.get(OWN)] for group in optimizer.param_groups]
         return Schedule(optimizer, [*map(_until, ends, of_groups)])
     cycled = ("momentum", "betas")
@@ -253,6 +240,7 @@ class Plateau(ReduceLROnPlateau):
     """torch's, which knows its metric."""
 
     def __init__(self, config: groups.Plateau, optimizer: Optimizer, better: Better) -> None:
+        rate = rate_of(optimizer)
         super().__init__(
             optimizer,
             mode=better,
@@ -261,7 +249,10 @@ class Plateau(ReduceLROnPlateau):
             threshold=config.min_delta,
             threshold_mode="abs",
             cooldown=config.cooldown,
-            min_lr=[config.min_lr * group.get(LR_SCALE, 1.0) for group in optimizer.param_groups],
+            min_lr=[
+                config.min_lr * group.get(LR_SCALE, 1.0) * rate_of(optimizer, group.get(OWN)) / rate
+                for group in optimizer.param_groups
+            ],
             eps=0.0,  # torch's 1e-8 would leave small rates, as of a low layer, as they are
         )
         self.metric = config.metric

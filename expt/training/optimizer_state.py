@@ -235,7 +235,8 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
     # a method, as schedulers want it
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.register_state_dict_pre_hook(lambda _: host.wait())
-    optimizer.register_load_state_dict_post_hook(lambda _: host.store(set(optimizer.state)))
+    for part in parts_of(optimizer):
+        part.register_load_state_dict_post_hook(lambda part: host.store(set(part.state)))
     host.store(set(optimizer.state))
 
 

@@ -55,9 +55,8 @@ class FirstSteps:
         every = groups.optimizers(config.optimizer)
         custom |= {"optimizer" for each in every if isinstance(each, constraints.Target)}
         self._is_custom = bool(custom or callbacks)
-        parts: dict[str, Any] = {key: getattr(learner, key) for key in keys[:3]}
-        several = parts_of(learner.optimizer)
-        parts |= {f"optimizer.{n}": one for n, one in enumerate(several) if len(several) > 1}
+        parts: dict[str, Any] = {"task": learner.task, "scheduler": learner.scheduler}
+        parts |= {f"optimizer.{n}": one for n, one in enumerate(parts_of(learner.optimizer))}
         if not config.is_sharded:
             named = learner.module.named_modules()
             parts |= {f"model.{name}".rstrip("."): one for name, one in named}

@@ -199,19 +199,19 @@ def build_strategy(
         return Strategy(nn.DataParallel(within, list(worker.gpus) or None), *common)
     if size == 1 or not any(one.requires_grad for one in module.parameters()):
         return Strategy(module, *common)
-    if sparse and config.ddp.comm_hook:
-        hook = f"ddp.comm_hook={config.ddp.comm_hook}"
-        raise ConfigError(f"{hook}: can't send {_sparse_names(module)}; leave it out")
+    if config.ddp.comm_hook:
+        _refuse_sparse(module, f"ddp.comm_hook={config.ddp.comm_hook}", "leave it out")
     if phases or sparse:
         collectives.broadcast_parameters(module)
         return Averaging(module, *common, optimizer=optimizer, sparse=sparse)
     return DDP(_distributed(config, built, worker, begins), *common, optimizer=optimizer)
 
 
-def _sparse_names(module: nn.Module) -> str:
+def _refuse_sparse(module: nn.Module, setting: str, fix: str) -> None:
     sparse = sparse_weights(module)
-    names = [name for name, one in module.named_parameters() if one in sparse]
-    return f"the sparse gradients of {listed(names)}"
+    if names := [name for name, one in module.named_parameters() if one in sparse]:
+        why = f"can't take the sparse gradients of {listed(names)}"
+        raise ConfigError(f"{setting}: {why}; {fix}, or give the layer sparse=False")
 
 
 def _distributed(
@@ -299,9 +299,7 @@ def shard_model(
     config: RunConfig, module: nn.Module, worker: Worker, precision: Precision
 ) -> AveragedModel | None:
     """Shard `module` and its moving average, and return the latter."""
-    if sparse_weights(module):
-        why = f"torch can't shard {_sparse_names(module)}"
-        raise ConfigError(f"strategy={config.strategy}: {why}; use strategy=ddp, or sparse=False")
+    _refuse_sparse(module, f"strategy={config.strategy}", "use strategy=ddp")
     wanted, param_dtype = config.sharding, _param_dtype(config, module, precision)
     # Before a parameter is on the device, which has no room for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None

@@ -45,7 +45,7 @@ class Steps:
         self._waited_since, self._beat, self._profiler = waited_since, beat, profiler
         self._step: progress.Phase | None = None
         self.rates: dict[str, float] = {tags.LR: 0.0}
-        """The learning rates of the last step by their tags, one for each optimizer and schedule."""
+        """The learning rates of the last step, by their tags."""
         own = own_numbers(learner.optimizer)
         self._rated = {tags.LR: None, **{f"{tags.LR}/groups.{number}": number for number in own}}
         self.first_s: float | None = None
