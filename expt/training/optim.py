@@ -240,7 +240,7 @@ class Plateau(ReduceLROnPlateau):
     """torch's, which knows its metric."""
 
     def __init__(self, config: groups.Plateau, optimizer: Optimizer, better: Better) -> None:
-        rate = rate_of(optimizer)
+        lr = rate_of(optimizer)
         super().__init__(
             optimizer,
             mode=better,
@@ -250,7 +250,7 @@ class Plateau(ReduceLROnPlateau):
             threshold_mode="abs",
             cooldown=config.cooldown,
             min_lr=[
-                config.min_lr * group.get(LR_SCALE, 1.0) * rate_of(optimizer, group.get(OWN)) / rate
+                config.min_lr * group.get(LR_SCALE, 1.0) * (rate_of(optimizer, group.get(OWN)) / lr)
                 for group in optimizer.param_groups
             ],
             eps=0.0,  # torch's 1e-8 would leave small rates, as of a low layer, as they are
