@@ -302,11 +302,11 @@ def word_lm(own: Own, folder: Path) -> Curves:
 
 def two_tower(own: Own, folder: Path) -> Curves:
     """With two optimizers, and only the scores of the items in the batch."""
-    model = first(folder, own["Towers"], 8, 9, 4)
+    model = first(folder, own["Towers"], 8, 12, 4)
     (users, items), losses = (zip(model.tables, model.towers, strict=True)), list[float]()
     of_tables = optim.SparseAdam([*model.tables.parameters()], 0.01)
     of_towers = optim.AdamW(model.towers.parameters(), 0.003)
-    dataset = own["Choices"](True, 8, 9, 5)
+    dataset = own["Choices"](True, 8, 12, 5)
     for batch in samples(dataset):
         chosen_by, chosen = (torch.tensor(each) for each in zip(*batch, strict=True))
         among, right = chosen.unique(return_inverse=True)
@@ -339,8 +339,8 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     gpt: """dataset.root=text.txt model.width=16 model.heads=2 model.blocks=2 dataset.context=7
         scheduler=constant scheduler.warmup_epochs=0 gradient_clip=null""",
     time_series: "model.width=6 dataset.size=12 dataset.length=30 optimizer.max_iter=4",
-    two_tower: """dataset.users=8 dataset.items=9 dataset.each=5 model.width=4
-        scheduler=constant task.metrics={}""",
+    two_tower: """dataset.users=8 dataset.items=12 dataset.each=5 model.width=4
+        scheduler=constant""",
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
 }
 """What is typed for each, so that a loop takes no time: a very small model, and few samples."""

@@ -1,0 +1,36 @@
+"""Ratings of items, and a model with sparse gradients; each worker imports this module."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+
+class Ratings(Dataset[Any]):
+    """75 pairs of a user and an item, each with a rating."""
+
+    def __init__(self, train: bool = True, nan_at: int = -1) -> None:
+        drawn = torch.Generator().manual_seed(int(train))
+        self.pairs = torch.randint(40, (75, 2), generator=drawn)
+        self.ratings = torch.randn(75, generator=drawn)
+        if train and nan_at >= 0:
+            self.ratings[nan_at] = torch.nan
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.pairs[index], self.ratings[index]
+
+
+class Rater(nn.Module):
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.users, self.items = (nn.Embedding(40, 3, sparse=sparse) for _ in range(2))
+        self.layers = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        both = self.users(pairs[:, 0]), self.items(pairs[:, 1])
+        rated: Tensor = self.layers(torch.cat(both, 1))
+        return rated
