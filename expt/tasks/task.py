@@ -161,8 +161,8 @@ class PhasedTask(Task):
                 return (functional.softplus(-real) + functional.softplus(fake)).sum(), len(fake)
 
     The one optimizer leaves parameters without a gradient as they are, its state included, so that
-    it is one for each phase; separate learning rates come from `optimizer.groups`. The reported
-    loss is that of the first phase; the others are metrics by their names.
+    it is one for each phase; other learning rates or optimizers come from `optimizer.groups`. The
+    reported loss is that of the first phase; the others are metrics by their names.
     """
 
     phases: Mapping[str, str] = {}

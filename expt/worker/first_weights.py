@@ -222,14 +222,17 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
 
 
 def _word(chosen: State) -> str:
-    """Return the name of the chosen optimizer, or its custom class."""
-    return str(chosen.get("target", chosen["name"]))
+    """Return the names of the chosen optimizer and of those in its groups, or their classes."""
+    own = (group["optimizer"] for group in chosen.get("groups", ()) if group.get("optimizer"))
+    return " and ".join([str(chosen.get("target", chosen["name"])), *map(_word, own)])
 
 
-def _kind(chosen: State) -> str:
-    """Return a name that is equal for optimizers with the same state."""
-    word = _word(chosen)
-    return "adam" if word == "adamw" else word
+def _kind(chosen: State) -> Any:
+    """Return what is equal for optimizers with the same state."""
+    own = {group["match"]: group.get("optimizer") for group in chosen.get("groups", ())}
+    kinds = [(match, _kind(each)) for match, each in own.items() if each]
+    word = str(chosen.get("target", chosen["name"]))
+    return ("adam" if word == "adamw" else word), kinds
 
 
 def _is_same_schedule(before: State, now: State) -> bool:
