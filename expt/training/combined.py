@@ -36,7 +36,7 @@ class Combined(Optimizer):
         self._collect()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all; under `parts` what else custom ones save."""
+        """Return the state of all; `parts` has further entries of custom ones."""
         found: dict[str, Any] = inspect.unwrap(Optimizer.state_dict)(self)
         own = [part.state_dict() if _saves_more(part) else {} for part in self.parts]
         more = [{key: one[key] for key in one.keys() - found.keys()} for one in own]
@@ -54,7 +54,7 @@ class Combined(Optimizer):
 
 
 def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
-    """Return the optimizers of which it is made: itself, unless it is several."""
+    """Return the optimizers that it combines, or itself."""
     return optimizer.parts if isinstance(optimizer, Combined) else (optimizer,)
 
 

@@ -401,8 +401,8 @@ def muon(
     of_muon, of_adamw = (_only(chosen, matrices, among) for among in (True, False))
     if not of_muon:
         raise ConfigError(
-            f"{where}=muon: its parameters have no weight matrix but for the model's last layer and"
-            " embeddings; use adamw"
+            f"{where}=muon: the model has no weight matrix but for its last layer, embeddings, and"
+            f" those of other groups; use {'optimizer=' if where == 'optimizer' else ''}adamw"
         )
     both = {"lr": config.lr, "weight_decay": config.weight_decay}
     own = {"momentum": config.momentum, "nesterov": config.nesterov}

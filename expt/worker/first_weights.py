@@ -228,7 +228,7 @@ def _word(chosen: State) -> str:
 
 
 def _kind(chosen: State) -> Any:
-    """Return what is equal for optimizers with the same state."""
+    """Return names that are equal for optimizers with the same state."""
     own = {group["match"]: group.get("optimizer") for group in chosen.get("groups", ())}
     kinds = [(match, _kind(each)) for match, each in own.items() if each]
     word = str(chosen.get("target", chosen["name"]))

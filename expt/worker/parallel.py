@@ -190,8 +190,14 @@ def build_strategy(
         )
     if config.gradient_accumulation == "auto":
         may_miss = config.ddp.find_unused_parameters or size == 1
-        about = {"optimizer": optimizer, "allows_unused": may_miss, "sparse": sparse}
-        return Fitting(module, *common, worker=worker, **about)
+        return Fitting(
+            module,
+            *common,
+            worker=worker,
+            optimizer=optimizer,
+            allows_unused=may_miss,
+            sparse=sparse,
+        )
     if config.strategy == "dp":
         if size > 1:  # as torchrun starts it
             raise ConfigError("strategy=dp: has one process for all GPUs; use python -m expt")
