@@ -56,7 +56,8 @@ class FirstSteps:
         custom |= {"optimizer" for each in every if isinstance(each, constraints.Target)}
         self._is_custom = bool(custom or callbacks)
         parts: dict[str, Any] = {"task": learner.task, "scheduler": learner.scheduler}
-        parts |= {f"optimizer.{n}": one for n, one in enumerate(parts_of(learner.optimizer))}
+        for n, one in enumerate(parts_of(learner.optimizer)):
+            parts["optimizer" if one is learner.optimizer else f"optimizer.{n}"] = one
         if not config.is_sharded:
             named = learner.module.named_modules()
             parts |= {f"model.{name}".rstrip("."): one for name, one in named}
