@@ -178,13 +178,15 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
 
 def _whole_group(node: Any) -> Any:
     """Return a group of parameters; its own optimizer and schedule get the defaults of conf/."""
-    found = {**node} if isinstance(node, Mapping) else {}
-    for key in found.keys() & OWN.keys():
-        found[key] = one = _untarget(found[key], Target)
-        if isinstance(one, Mapping) and isinstance(cls := OWN[key].get(one.get("name")), type):
-            known = _choice(key, one["name"]) if cls is not Target else {}
-            found[key] = {name: known[name] for name in names_of(cls) if name in known} | {**one}
-    return found or node
+    if not isinstance(node, Mapping):
+        return node
+    own = {key: _untarget(node[key], Target) for key in node.keys() & OWN.keys()}
+    for key, one in own.items():
+        name = str(one.get("name")) if isinstance(one, Mapping) else ""
+        if name in OWN[key].keys() - {"_target_"}:
+            known = _choice(key, name)
+            own[key] = {each: known[each] for each in names_of(OWN[key][name])} | {**one}
+    return {**node, **own}
 
 
 def _choice(group: str, name: str) -> dict[str, Any]:

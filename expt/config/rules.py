@@ -171,15 +171,15 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         why = "optimizer.groups stops training some parameters early, which this schedule can't do"
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
     own = [group.scheduler for group in config.optimizer.groups if group.scheduler]
-    by_step = groups.Constant | groups.Cosine | groups.Step
-    if own and not isinstance(config.scheduler, by_step):
-        why = "can't go with the schedules in optimizer.groups"
-        yield "scheduler.name", why, "use constant, cosine or step"
-    elif not isinstance(config.scheduler, groups.Cosine) and any(
-        isinstance(each, groups.Cosine) and each.epochs is None for each in own
-    ):
-        why = "has no end, which a cosine in optimizer.groups would have, too"
-        yield "scheduler.name", why, "give that cosine its epochs"
+    has_open_end = any(isinstance(one, groups.Cosine) and one.epochs is None for one in own)
+    fits = groups.Cosine if has_open_end else groups.Constant | groups.Cosine | groups.Step
+    if own and not isinstance(config.scheduler, fits):
+        why = "the schedules in optimizer.groups can't go with it"
+        yield (
+            "scheduler.name",
+            why,
+            "use cosine, or constant or step with epochs for a cosine there",
+        )
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

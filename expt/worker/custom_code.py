@@ -25,8 +25,8 @@ from expt.errors import ConfigError, described, listed, warn
 from expt.tasks.task import Task
 from expt.training import collectives, random_state
 from expt.training.callback import Callback
-from expt.training.combined import parts_of
 from expt.training.learner import Learner, trained_names
+from expt.training.optim import parts_of
 from expt.worker.rank_health import UNEQUAL
 
 FEW = 2

@@ -15,8 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from expt.config import groups
 from expt.config.constraints import Target
 from expt.errors import ConfigError
-from expt.training.combined import Combined
-from expt.training.optim import Plateau, RisingRate, build_optimizer, build_scheduler, lr_factor
+from expt.training.optim import (
+    Combined,
+    Plateau,
+    RisingRate,
+    build_optimizer,
+    build_scheduler,
+    lr_factor,
+)
 from expt.training.optimizer_state import in_use, switch
 from expt.training.parameter_groups import rate_of
 
