@@ -175,11 +175,7 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     fits = groups.Cosine if has_open_end else groups.Constant | groups.Cosine | groups.Step
     if own and not isinstance(config.scheduler, fits):
         why = "the schedules in optimizer.groups can't go with it"
-        yield (
-            "scheduler.name",
-            why,
-            "use cosine, or constant or step with epochs for a cosine there",
-        )
+        yield "scheduler.name", why, "use cosine, or constant or step with epochs for cosines there"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

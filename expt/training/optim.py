@@ -192,11 +192,10 @@ class RisingRate(LambdaLR):
     """
 
     def __init__(self, optimizer: Optimizer, factor: float, total_steps: int) -> None:
-        def risen(step: int) -> float:
-            return factor ** (step / max(1, total_steps - 1))
-
-        groups = optimizer.param_groups
-        super().__init__(optimizer, [(lambda _: 1.0) if OWN in one else risen for one in groups])
+        steps = max(1, total_steps - 1)
+        rises = [0.0 if OWN in group else 1.0 for group in optimizer.param_groups]
+        factors = [lambda step, rise=rise: factor ** (rise * step / steps) for rise in rises]
+        super().__init__(optimizer, factors)
 
 
 class Schedule(LambdaLR):
@@ -456,8 +455,10 @@ class Combined(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all; `parts` has further entries of custom ones."""
-        found: dict[str, Any] = inspect.unwrap(Optimizer.state_dict)(self)
-        own = [part.state_dict() if _saves_more(part) else {} for part in self.parts]
+        plain = inspect.unwrap(Optimizer.state_dict)
+        found: dict[str, Any] = plain(self)
+        methods = [(part, inspect.unwrap(type(part).state_dict)) for part in self.parts]
+        own = [{} if method is plain else part.state_dict() for part, method in methods]
         more = [{key: one[key] for key in one.keys() - found.keys()} for one in own]
         return {**found, "parts": more} if any(more) else found
 
@@ -475,10 +476,6 @@ class Combined(Optimizer):
 def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
     """Return the optimizers that it combines, or itself."""
     return optimizer.parts if isinstance(optimizer, Combined) else (optimizer,)
-
-
-def _saves_more(part: Optimizer) -> bool:
-    return inspect.unwrap(type(part).state_dict) is not inspect.unwrap(Optimizer.state_dict)
 
 
 def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
