@@ -191,7 +191,7 @@ def _whole_group(node: Any) -> Any:
 
 def _choice(group: str, name: str) -> dict[str, Any]:
     """Return the settings of one of expt's choices, with those of the choices below it."""
-    node = read_yaml(conf_dir() / group / f"{name}.yaml")
+    node: dict[str, Any] = read_yaml(conf_dir() / group / f"{name}.yaml")
     above = (_choice(group, base) for base in node.get("defaults", ()) if base != "_self_")
     return functools.reduce(operator.or_, above, {}) | node
 

@@ -200,7 +200,7 @@ def average(
 def average_gradients(
     every: Sequence[nn.Parameter],
     mean: Callable[[torch.Tensor], object] | None = None,
-    sparse: Collection[nn.Parameter] = (),
+    sparse: Collection[torch.Tensor] = (),
 ) -> None:
     """Average gradients over all workers, as `average`; where one is missing it counts as 0.
 

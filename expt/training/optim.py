@@ -50,7 +50,9 @@ def build_optimizer(
     """Return the optimizer of `module`; if `unguarded` without torch's guards, see `patches`."""
     chosen, parts = parameter_groups(module, config), list[Optimizer]()
     guard: Guard = without_guards if unguarded else lambda cls: cls
-    own = {n: group.optimizer for n, group in enumerate(config.groups) if group.optimizer}
+    own: dict[int | None, Any] = {
+        number: group.optimizer for number, group in enumerate(config.groups) if group.optimizer
+    }
     for number, each in {None: config, **own}.items():
         its = [one for one in chosen if (one[OWN] if one.get(OWN) in own else None) == number]
         where = "optimizer" if number is None else f"optimizer.groups.{number}.optimizer"
@@ -99,7 +101,7 @@ def _of_torch(
     config: groups.SGDRule | groups.AdamRule | groups.LBFGS,
     chosen: Groups,
     guard: Guard,
-    sparse: Collection[nn.Parameter],
+    sparse: Collection[Tensor],
 ) -> Optimizer:
     """Return torch's optimizer, fused where it can be: one kernel for each group."""
     settings = {key: value for key, value in vars(config).items() if key not in OF_GROUPS}
@@ -186,16 +188,14 @@ def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]
 
 
 class RisingRate(LambdaLR):
-    """A rate that rises by the same factor in each step, in all by `factor`.
-
-    Those of optimizers that some parameters have for themselves stay.
-    """
+    """A rate that rises by the same factor in each step, in all by `factor`; others stay."""
 
     def __init__(self, optimizer: Optimizer, factor: float, total_steps: int) -> None:
-        steps = max(1, total_steps - 1)
-        rises = [0.0 if OWN in group else 1.0 for group in optimizer.param_groups]
-        factors = [lambda step, rise=rise: factor ** (rise * step / steps) for rise in rises]
-        super().__init__(optimizer, factors)
+        def rising(factor: float) -> Callable[[int], float]:
+            return lambda step: factor ** (step / max(1, total_steps - 1))
+
+        groups = optimizer.param_groups
+        super().__init__(optimizer, [rising(1.0 if OWN in group else factor) for group in groups])
 
 
 class Schedule(LambdaLR):

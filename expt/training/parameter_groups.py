@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from expt.config import groups, secrets
@@ -112,7 +112,7 @@ def own_numbers(optimizer: Optimizer) -> list[int]:
     return sorted({group[OWN] for group in optimizer.param_groups if OWN in group})
 
 
-def sparse_weights(module: nn.Module) -> frozenset[nn.Parameter]:
+def sparse_weights(module: nn.Module) -> frozenset[Tensor]:
     """Return the trained weights whose gradients have only the rows that a batch uses."""
     layers = (one for one in module.modules() if isinstance(one, _EMBEDDINGS) and one.sparse)
     return frozenset(layer.weight for layer in layers if layer.weight.requires_grad)

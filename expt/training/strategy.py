@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -106,7 +106,7 @@ class Averaging(Strategy):
 
     _: KW_ONLY
     optimizer: Optimizer
-    sparse: frozenset[nn.Parameter]
+    sparse: frozenset[Tensor]
     """Parameters whose gradients have only the rows that were used."""
 
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
@@ -199,7 +199,7 @@ class Fitting(Strategy):
     worker: Worker
     optimizer: Optimizer
     allows_unused: bool
-    sparse: frozenset[nn.Parameter]
+    sparse: frozenset[Tensor]
     at_a_time: int | None = None
     """The samples that a worker trains on at a time; None is its share of a batch."""
 

@@ -198,8 +198,8 @@ def test_settings_that_are_never_reached_are_equal(text: str, configured: Config
 def test_every_key_that_counts_says_what() -> None:
     """By its name: a new one is compared with the length too."""
     named = {key for key in keys.all_keys() if re.search(r"(steps|epochs|minutes|patience)$", key)}
-    shapes = {"epoch_steps", "scheduler.epochs"}  # of an epoch, and of a plan
-    assert {key for key in named if keys.meaning(key).counts is None} == shapes
+    plans = {"scheduler.epochs", "optimizer.groups.scheduler.epochs"}
+    assert {key for key in named if keys.meaning(key).counts is None} == {"epoch_steps", *plans}
 
 
 def test_a_sweep_says_it_once(tmp_path: Path) -> None:

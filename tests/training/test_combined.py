@@ -32,7 +32,7 @@ ADAMW = groups.AdamRule(name="adamw", lr=0.05, **ADAM)
 SPARSE = Target(target="torch.optim.SparseAdam", kwargs={"lr": 0.02})
 COSINE = groups.Cosine(name="cosine", warmup_epochs=0.5, min_lr=0.01)
 CONSTANT = groups.Constant(name="constant", warmup_epochs=0.0)
-LENGTH = {"steps_per_epoch": 4, "total_steps": 12}
+LENGTH: Any = {"steps_per_epoch": 4, "total_steps": 12}
 
 
 class Rated(nn.Module):

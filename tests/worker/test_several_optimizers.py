@@ -52,7 +52,7 @@ def test_the_numbers_of_a_loop_with_two_optimizers(
             loss = mse_loss(model(batch.inputs)[:, 0], batch.targets)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=True)
-            rates.append([schedule.get_last_lr()[0] for schedule in schedules])
+            rates.append([float(one.get_last_lr()[0]) for one in schedules])
             for optimizer, schedule in zip(optimizers, schedules, strict=True):
                 optimizer.step()
                 optimizer.zero_grad()
