@@ -155,6 +155,17 @@ def siamese(own: Own, folder: Path) -> Curves:
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
 
 
+def detection(own: Own, folder: Path) -> Curves:
+    model, dataset = first(folder, own["Detector"], 3, 4, 32), own["Shapes"](True, SIZE)
+
+    def loss(batch: list[Any]) -> Tensor:
+        images, targets = map(list, zip(*batch, strict=True))
+        losses: dict[str, Tensor] = model(images, targets)
+        return losses["classification"] + losses["bbox_regression"]
+
+    return {"loss": descend(optim.Adam(model.parameters(), 0.001), samples(dataset), loss)}
+
+
 def super_resolution(own: Own, folder: Path) -> Curves:
     model, mean = first(folder, own["Upscale"], 8), nn.MSELoss()
     steps = batches(own["Shrunk"](folder, True))
@@ -308,6 +319,7 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     vae: "dataset.root=. model.width=16 model.latent=3 dataset.latent=3 callbacks=[]",
     dcgan: "dataset.root=. model.noise=5 model.width=4 dataset.noise=5 callbacks=[]",
     siamese: "dataset.root=. model.width=4 model.features=8",
+    detection: "dataset.size=40 model.width=4 model.side=32",
     super_resolution: "dataset.root=. model.width=8",
     translation: """model.width=16 model.heads=2 model.layers=1 model.longest=6
         dataset.longest=6 dataset.size=40""",
