@@ -76,7 +76,7 @@ class Data:
         def several(one: Tensor | PerSample) -> Tensor | PerSample:
             if isinstance(one, Tensor):
                 return one.expand(size, *one.shape).clone()
-            return mapped(torch.clone, PerSample(size * one))
+            return PerSample(mapped(torch.clone, size * one))
 
         inputs, targets = mapped(several, self.example, ROWS)
         return Batch(inputs, targets, size)
