@@ -7,18 +7,19 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
-_LEFT_ALONE = _BatchNorm, _DropoutNd
+_LEFT_ALONE = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def train_mode(model: nn.Module) -> Iterator[None]:
     """Let a model compute in an evaluation as in training.
 
-    Its batch norms and dropouts stay as in the evaluation. What it draws within depends on nothing
-    outside, and nothing outside on that.
+    Its batch norms and dropouts stay as in the evaluation. Random numbers that it draws are the
+    same in each call, and those after the call are as without it.
     """
     modes = {module: module.training for module in model.modules()}
     devices = {one.device for one in model.parameters() if one.is_cuda}
