@@ -173,3 +173,15 @@ def test_objects_go_from_worker_to_worker_in_pieces(cards: Cards, tmp_path: Path
     """160 MB are no more than a bucket on a card."""
     cards(count=2)
     ranks(SENT, 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_several_optimizers_have_the_numbers_of_a_cpu(cards: Cards, trained: Trained) -> None:
+    """In float16, too, where a scaler unscales the gradients of all."""
+    own = "optimizer.groups=[{match: weight, optimizer: {name: sgd, lr: 0.1}}]"
+    words = (*SHORT, "optimizer=adamw", own, "gradient_clip=1.0")
+    on_cpu = trained(*words, "gpus=0", "world_size=2", name="cpu").curve("running/loss")
+    cards(count=2)
+    for amp, near in (("false", 1e-5), ("fp16", 1e-2)):
+        found = trained(*words, "gpus=2", f"amp={amp}", name=amp).curve("running/loss")
+        assert [loss for _, loss in found] == pytest.approx([loss for _, loss in on_cpu], abs=near)
