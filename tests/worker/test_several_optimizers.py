@@ -180,3 +180,15 @@ def test_torch_says_which_optimizers_take_none(typed: Typed, tmp_path: Any) -> N
     assert done.returncode != 0
     assert "SparseAdam" in done.stderr
     assert not RunFolder(tmp_path / "run").paths.last.exists()
+
+
+@pytest.mark.slow
+def test_sharded_ones_are_as_whole_ones_and_resumed(trained: Trained) -> None:
+    own = "optimizer.groups=[{match: '^3', optimizer: {name: sgd, lr: 0.1, momentum: 0.9}}]"
+    short = as_typed("dataset.train_limit=128 batch_size=32 log_every=1 world_size=2 threads=1")
+    words = (*short, "optimizer=adamw", own)
+    whole = trained(*words, "strategy=ddp", "epochs=2", name="ddp")
+    sharded = trained(*words, "strategy=fsdp", "epochs=2", name="fsdp")
+    assert sharded.values == pytest.approx(whole.values, abs=1e-4)
+    trained(*words, "strategy=fsdp", "epochs=1", name="parts")
+    assert_same(trained("resume=auto", "epochs=2", name="parts"), sharded)
