@@ -31,6 +31,7 @@ from expt.models.build import freeze
 from expt.tasks.task import Facts
 from expt.training import optim, sharding
 from expt.training.compiling import checkpoint_activations
+from expt.training.parameter_groups import sparse_weights
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 
@@ -121,6 +122,8 @@ def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
     sample = Sample.of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
+        if sparse_weights(module):
+            raise ConfigError("plan: counts no sparse gradients; plan it with sparse=False")
         held = list(module.parameters())
         trained = [parameter for parameter in held if parameter.requires_grad]
         optimizer = optim.build_optimizer(config.optimizer, module)
