@@ -131,9 +131,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Measure the run of `folder`: `evaluate(RUN, split="val")["accuracy/val"]`.
 
-    Of several folders the mean of their predictions is measured, and with `flips` images' mirror
-    images count in it. With `dataset={"name": ..., "root": ...}` on another dataset; see `python -m expt evaluate
-    --help`. The metrics are kept in RUN/evaluations too. Raises as `run` does.
+    Of several folders the mean of their predictions is measured, with `flips` also over mirror
+    images. With `dataset={"name": ..., "root": ...}` on another dataset; see `python -m expt
+    evaluate --help`. The metrics are kept in RUN/evaluations too. Raises as `run` does.
     """
     forkserver.warm()
     options = options_of(words_of(arguments, settings))
@@ -158,8 +158,9 @@ def predict(
 ) -> Predictions:
     """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
-    Of several runs it is the mean; with `flips` also over the mirror images of images. Warns of each file that can't be read. `trust_code` is that of expt.load. Raises ConfigError for
-    samples that the run's model can't take.
+    Of several runs it is the mean, with `flips` also over mirror images. Warns of each file that
+    can't be read. `trust_code` is that of expt.load. Raises ConfigError for samples that the run's
+    model can't take.
     """
     from expt.inference.plan import Plan
 

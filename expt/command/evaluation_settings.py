@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     config_dir: Path | None
     """The folder of custom YAML, if not conf."""
     flips: bool = False
-    """Whether mirror images are averaged over, too."""
+    """True if the mean is also over mirror images."""
 
     @property
     def dataset(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def chosen(
 ) -> list[tuple[Path, str]]:
     """Return each run with its checkpoint; of a sweep those that the options choose.
 
-    Raises ConfigError where none is left; `trained_run` refuses what is no run.
+    Raises ConfigError where none is left; `trained_run` refuses other folders.
     """
     pairs = (run_and_which(each, which) for each in given)
     found = ((run, at) for folder, at in pairs for run in _chosen(folder, best, filters))

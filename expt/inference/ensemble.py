@@ -21,7 +21,7 @@ class Member(NamedTuple):
     trained: TrainedModel
     task: Task
     way: int
-    """The key of its inputs in a batch; models whose samples are prepared alike share one."""
+    """The key of its inputs in a batch; models with equally prepared samples share one."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Predictor:
         return samples if is_prepared else self._average.members[way].trained.preprocess(samples)
 
     def _pieces(self, way: int) -> Iterator[Piece]:
-        """Yield samples as they are read for a run and those that prepare them alike."""
+        """Yield samples as they are read for a run, and all that prepare them equally."""
         plan = self._plan
         if plan.split is not None:
             return self._split(way, plan.split, plan.batch_size)
