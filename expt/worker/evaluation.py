@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from expt import progress
 from expt.config import keys, own_code
 from expt.config.identity import shown
-from expt.config.kinds import only_in_evaluations
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
@@ -52,6 +52,8 @@ from expt.worker.run import Run
 
 ROUNDING = 0.01
 """How much a number may differ from the run's, relative to it, on another device for example."""
+ROUNDING_OF_LOSSES = 1e-5
+"""How much small losses and errors may differ; shares of samples, as accuracy, by two samples."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
 PREFLIGHT_STEPS = 3
@@ -171,7 +173,7 @@ def _warn_of_others(
     is_tested = record.get("status") == COMPLETED and best.get("step") == step
     known = dict(record["metrics"]) if is_tested else {}
     known |= state["last"] if state.get("evaluated_at") == step else {}
-    near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
+    better = metrics_of(now.task)
     changed = _changed(record["config"], now)
     for tag, value in metrics.items():
         name, _, split = tag.rpartition("/")
@@ -179,7 +181,8 @@ def _warn_of_others(
         if split == "train" or is_another:  # the run's is a mean over steps, or another metric's
             continue
         was = known.get(tag, value)
-        if math.isfinite(was) and not math.isclose(value, was, **near):
+        near = 2 / max(1, samples) if better.get(name) == "max" else ROUNDING_OF_LOSSES
+        if math.isfinite(was) and not math.isclose(value, was, rel_tol=ROUNDING, abs_tol=near):
             values = f"{decimals(value)} here, and {decimals(was)}"
             cause = _cause(record, changed)
             warn(f"{tag}: {values} where the run measured these weights; {cause}")
