@@ -77,9 +77,14 @@ def drawn_curves(runs: Sequence[FoundRun]) -> list[str]:
         curves.learning_curves(runs[:DRAWN], drawing)
     except ConfigError as error:
         return paragraph(str(error))
-    svg = drawing.getvalue().decode()
     left = len(runs) - DRAWN
-    return [svg[svg.index("<svg") :], *paragraph(*[f"and {left} more runs"] * (left > 0))]
+    return [picture(drawing), *paragraph(*[f"and {left} more runs"] * (left > 0))]
+
+
+def picture(drawing: io.BytesIO) -> str:
+    """Return an SVG file as a part of the page."""
+    svg = drawing.getvalue().decode()
+    return svg[svg.index("<svg") :]
 
 
 def pictures(found: Mapping[str, bytes]) -> list[str]:
