@@ -22,7 +22,7 @@ from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
-from expt.dashboards.pictures import RunPictures
+from expt.dashboards.pictures import MOST_CLASSES, RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
@@ -353,10 +353,12 @@ def evaluation_batches(
 
 
 def build_pictures(config: RunConfig, features: Features) -> RunPictures | None:
-    """Build the pictures of an image classifier's samples and mistakes; None for another task."""
-    targets, takes = features.targets, config.task.takes
-    if not (features.inputs.is_image and takes.has_one_class and isinstance(targets, Classes)):
+    """Build the pictures of a classifier: confusions, of images also mistakes; None for another."""
+    targets, is_image = features.targets, features.inputs.is_image
+    if not (config.task.takes.has_one_class and isinstance(targets, Classes)):
         return None
-    channels, dataset = features.shapes["channels"], config.dataset
+    if not is_image and len(targets.names) > MOST_CLASSES:
+        return None
+    channels, dataset = features.shapes["channels"] if is_image else 0, config.dataset
     mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
     return RunPictures(targets.names, mean=mean, std=std)
