@@ -138,9 +138,8 @@ def evaluate(
     forkserver.warm()
     options = options_of(words_of(arguments, settings))
     folders = [str(folder)] if isinstance(folder, str | Path) else [*map(str, folder)]
-    how = {"flips": flips, "quiet": quiet or options.quiet}
-    found = evaluate_as(folders, options.settings, needs_mean=True, **how)
-    return read_result(found[-1])["metrics"]
+    *_, paths = evaluate_as(folders, options.settings, flips=flips, quiet=quiet or options.quiet)
+    return read_result(paths)["metrics"]
 
 
 def predict(

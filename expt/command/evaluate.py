@@ -70,12 +70,11 @@ def evaluate(
     flips: bool = False,
     config_dir: Path | None = None,
     quiet: bool = False,
-    needs_mean: bool = False,
 ) -> list[RunPaths]:
     """Measure runs, and last the mean of several; return the folders of the numbers.
 
     Of a sweep they are the `best` ones, or all that pass the `filters`. Raises ConfigError where
-    that cannot be done, for the mean if it `needs_mean`, RunFailed or Interrupted as a run.
+    that cannot be done, RunFailed or Interrupted as a run.
     """
     refuse_in_torchrun("an evaluation")
     forkserver.warm()  # it loads while the rest is read
@@ -83,19 +82,17 @@ def evaluate(
 
     asked = settings.read(words, config_dir, flips=flips)
     chosen = trained_runs.chosen(runs, asked.values.get("which"), best=best, filters=filters)
-    begun = [(run, which, trained_run(run, which)[0]) for run, which in chosen]
+    begun = [(run, trained_run(run, which)[0], which) for run, which in chosen]
     measured = [
-        (run, record, settings.settings(run, record, asked._replace(which=which)))
-        for run, which, record in begun
+        settings.settings(run, record, asked._replace(which=which)) for run, record, which in begun
     ]
-    if mean := settings.mean_of(measured, is_needed=needs_mean):
-        measured.append((*measured[0][:2], mean))
+    measured += settings.mean_of(measured)
     from expt.launch import one_run
     from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []
     try:
-        requests += [_request(run, record, each, words) for run, record, each in measured]
+        requests += [_request(each, words) for each in measured]
     except OSError as error:
         raise ConfigError(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
@@ -110,12 +107,11 @@ def evaluate(
     return done
 
 
-def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
+def _request(measured: Settings, words: Sequence[str]) -> RunRequest:
     from expt.command.grammar import about_run  # late: Hydra
 
-    paths = RunPaths(
-        Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name)))
-    )
+    run, *_, record = measured.evaluation.runs[0]
+    paths = RunPaths(Path(make_unused_folder(str(RunPaths(run).evaluations / measured.name))))
     about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
     return RunRequest(
         config=measured.config,

@@ -158,26 +158,16 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     return Settings(config, Identity.of(config, content), evaluation, "-".join(names))
 
 
-def mean_of(
-    measured: Sequence[tuple[Path, Record, Settings]], *, is_needed: bool
-) -> Settings | None:
-    """Return the settings to measure the mean of several runs; None of one.
+def mean_of(measured: Sequence[Settings]) -> list[Settings]:
+    """Return the settings to measure the mean of runs, if they are several.
 
-    Where they are unlike, raise ConfigError if it `is_needed`, or warn.
+    Raise ConfigError where they are unlike.
     """
-    every = [each for _, _, each in measured]
-    if len(every) < 2:
-        return None
-    runs, first = [run for each in every for run in each.evaluation.runs], every[0]
-    try:
-        check_together(runs, first.evaluation.split if first.evaluation.own_data else None)
-    except ConfigError as error:
-        if is_needed:
-            raise
-        warn(f"no mean of these runs: {error}")
-        return None
+    first, runs = measured[0], [run for each in measured for run in each.evaluation.runs]
+    check_together(runs, first.evaluation.split if first.evaluation.own_data else None)
     evaluation = dataclasses.replace(first.evaluation, runs=runs)
-    return first._replace(evaluation=evaluation, name=f"{first.name}-mean-of-{len(runs)}")
+    mean = first._replace(evaluation=evaluation, name=f"{first.name}-mean-of-{len(runs)}")
+    return [mean] if len(runs) > 1 else []
 
 
 def _split(asked: Asked, record: Record, config: RunConfig, *, own: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -71,17 +71,19 @@ class Predictor:
             set_precision(self._plan.config.matmul_precision)
             for ways in self._plan.rounds:
                 for pieces in zip(*map(self._pieces, ways), strict=True):
-                    skipped = dict.fromkeys(line for piece in pieces for line in piece.skipped)
-                    read = dict(zip(ways, _read_by_all(pieces), strict=True))
-                    self.seen += len(read[ways[0]].about) + len(skipped)
-                    self.skipped += skipped
-                    if read[ways[0]].about:
-                        yield self._answer(read)
+                    first = pieces[0]
+                    if any(len(each.about) != len(first.about) for each in pieces):
+                        line = next(each.skipped[0] for each in pieces if each.skipped)
+                        raise errors.DataError(f"{line}; other runs can read it: use one run")
+                    self.seen += len(first.about) + len(first.skipped)
+                    self.skipped += first.skipped
+                    if first.about:
+                        yield self._answer(dict(zip(ways, pieces, strict=True)))
 
     @torch.no_grad()
-    def _answer(self, read: Mapping[int, Piece]) -> Answers:
-        first = next(iter(read.values()))
-        inputs = {way: self._prepared(piece.samples, way) for way, piece in read.items()}
+    def _answer(self, pieces: Mapping[int, Piece]) -> Answers:
+        first = next(iter(pieces.values()))
+        inputs = {way: self._prepared(piece.samples, way) for way, piece in pieces.items()}
         targets = mapped(lambda one: one.to(self.device), first.targets)
         outputs, batch = self._average(self._task, Batch(inputs, targets, len(first.about)))
         decoded = self.form.decoded(self._task.predict(outputs), batch.targets)
@@ -124,19 +126,6 @@ class Predictor:
         for batch in loader.evaluation():
             here = itertools.islice(numbers, batch.size)
             yield Piece([about(at) for at in here], batch.inputs, targets=batch.targets)
-
-
-def _read_by_all(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return the samples of a file that could be read in every way in which they are prepared."""
-    if all(piece.about == pieces[0].about for piece in pieces):
-        return pieces
-    origins = [[tuple(about.items()) for about in piece.about] for piece in pieces]
-    by_all, found = set.intersection(*map(set, origins)), list[Piece]()
-    for piece, own in zip(pieces, origins, strict=True):
-        kept = [place for place, origin in enumerate(own) if origin in by_all]
-        about = [piece.about[place] for place in kept]
-        found.append(piece._replace(about=about, samples=piece.samples[kept]))
-    return found
 
 
 @contextlib.contextmanager
