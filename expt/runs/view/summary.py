@@ -192,7 +192,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         _print_classes(console, records[0]["evaluation_of"].get("by_class", {}))
         for line in _facts_of_evaluation(records[0]):
             say(console, line)
-        say(console, field("numbers", shown_path(evaluated[0].result)))
+    if len(records) == 1 or "mean_of" in records[-1]["evaluation_of"]:
+        say(console, field("numbers", shown_path(evaluated[-1].result)))
     around = run.parent if len(records) > 1 else logdir(run)
     say(console, field("look at it", f"tensorboard --logdir {_quoted(around)}"))
 
