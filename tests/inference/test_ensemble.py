@@ -142,7 +142,7 @@ def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
     assert [record["row"] for record in found] == [each["row"] for run in own for each in run]
     np.testing.assert_allclose(values(found), np.concatenate([*map(values, own)]), atol=2e-4)
     assert [record["target"] for record in found] == [each["target"] for run in own for each in run]
-    with pytest.raises(ConfigError, match="dataset.fold"):
+    with pytest.raises(ConfigError, match=r"dataset.fold"):
         expt.predict(folds, split="train")
 
 
@@ -150,11 +150,11 @@ def test_unlike_runs_are_refused_by_name(
     photos: Made, patients: Made, segmented: Made, make: Make
 ) -> None:
     for one, wrong in ((patients, "task"), (segmented, "task")):
-        with pytest.raises(ConfigError, match=f"{one.folder.name}.* has the {wrong} "):
+        with pytest.raises(ConfigError, match=rf"{one.folder.name}.* has the {wrong} "):
             expt.predict([photos.folder, one.folder], photos.data)
-    with pytest.raises(ConfigError, match="--flips: .*patients"):
+    with pytest.raises(ConfigError, match=r"--flips: .*patients"):
         expt.predict(patients.folder, patients.data, flips=True)
     fewer = dataclasses.replace(patients.run.config.dataset, features=("bmi", "age"))
     other = make("fewer", dataclasses.replace(patients.run.config, dataset=fewer), patients.data)
-    with pytest.raises(ConfigError, match="fewer.* has the inputs columns"):
+    with pytest.raises(ConfigError, match=r"fewer.* has the inputs columns"):
         expt.predict([patients.folder, other.folder], patients.data)
