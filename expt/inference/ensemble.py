@@ -51,11 +51,9 @@ class Ensemble:
     def _in_scale(self, tree: Any, member: Member) -> Any:
         """Return values that are standardised as a model's targets as if by the first one's."""
         own, wanted = (x.trained.features.targets for x in (member, self.members[0]))
-        return (
-            tree
-            if own.scales == wanted.scales
-            else mapped(lambda values: own.rescaled(values, wanted), tree)
-        )
+        if own.scales == wanted.scales:
+            return tree
+        return mapped(lambda values: own.rescaled(values, wanted), tree)
 
     def _outputs(self, member: Member, task: Task, batch: Batch) -> Iterator[Any]:
         trained, inputs = member.trained, batch.inputs[member.way]
