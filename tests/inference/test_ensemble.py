@@ -23,7 +23,8 @@ from expt.tasks.multilabel import Multilabel
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.task import Task
-from tests.inference.conftest import MEAN, STD, Made, Make, mlp
+from tests.conftest import Configured
+from tests.inference.conftest import MEAN, SHORT, STD, Made, Make, mlp
 
 
 class Custom(Task):
@@ -125,7 +126,7 @@ def folds(make: Make, patients: Made) -> list[Path]:
 
 
 def values(found: Sequence[dict[str, Any]]) -> np.ndarray:
-    return np.array([record["target predicted"] for record in found])
+    return np.array([record["progression"] for record in found])
 
 
 def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
@@ -147,14 +148,16 @@ def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
 
 
 def test_unlike_runs_are_refused_by_name(
-    photos: Made, patients: Made, segmented: Made, make: Make
+    photos: Made, patients: Made, segmented: Made, make: Make, configured: Configured
 ) -> None:
     for one, wrong in ((patients, "task"), (segmented, "task")):
         with pytest.raises(ConfigError, match=rf"{one.folder.name}.* has the {wrong} "):
             expt.predict([photos.folder, one.folder], photos.data)
     with pytest.raises(ConfigError, match=r"--flips: .*patients"):
         expt.predict(patients.folder, patients.data, flips=True)
-    fewer = dataclasses.replace(patients.run.config.dataset, features=("bmi", "age"))
-    other = make("fewer", dataclasses.replace(patients.run.config, dataset=fewer), patients.data)
+    table = (f"dataset.path={patients.data}", "dataset.targets=progression", "model.hidden=[7]")
+    words = ("dataset=table", "task=regression", *table, "dataset.features=[bmi,age]")
+    scaled = ("dataset.standardise_targets=true",)
+    other = make("fewer", configured(*SHORT, *words, *scaled), patients.data)
     with pytest.raises(ConfigError, match=r"fewer.* has the inputs columns"):
         expt.predict([patients.folder, other.folder], patients.data)
