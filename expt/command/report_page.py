@@ -56,7 +56,11 @@ def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace
 
 
 def _question(runs: Sequence[FoundRun]) -> list[str]:
-    keys = list(dict.fromkeys(key for row in rows(runs) for key in row.settings))
+    values = collections.defaultdict[str, set[str]](set)
+    for row in rows(runs):
+        for key, value in row.settings.items():
+            values[key].add(str(value))
+    keys = [key for key, several in values.items() if len(several) > 1]
     objective = objective_name(runs)
     side = "highest" if falls(objective, runs) else "lowest"
     count = collections.Counter(run.status for run in runs)
@@ -71,7 +75,7 @@ def _verdict(runs: Sequence[FoundRun]) -> list[str]:
     try:
         found = verdict.verdicts(runs)
     except ConfigError as error:
-        return page.paragraph(str(error))
+        return page.paragraph(str(error).removeprefix("--verdict: "))
     return [*page.table(verdict.verdict_table(found)), *page.paragraph(*found.notes)]
 
 
@@ -79,7 +83,7 @@ def _importance(folder: Path, runs: Sequence[FoundRun]) -> list[str]:
     try:
         weights = importance(folder, runs)
     except ConfigError as error:
-        return page.paragraph(str(error))
+        return page.paragraph(str(error).removeprefix("--importance: "))
     return [piece for table in importance_tables(weights) for piece in page.table(table)]
 
 

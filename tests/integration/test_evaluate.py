@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import expt
-from expt.command import evaluate, terminal, trained_runs
+from expt.command import evaluate, trained_runs
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from tests.conftest import Trained
+from tests.conftest import Trained, Typed
 from tests.facade import Capture, Patch, as_typed, ended, own_model, start
 
 DATA = """
@@ -116,7 +116,8 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
     (sweep / "c" / "result.json").write_text(text.replace("{", '{"search": {"number": 2},', 1))
     evaluate.main([str(sweep), "--best", "3", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == ["a", "c"], "b breaks the limit"
+    shown = [line.split()[0] for line in lines[1:-1]]
+    assert shown == ["a", "c", "mean", "numbers"], "b breaks the limit"
     (sweep / "multirun.yaml").unlink()
     (sweep / "c" / "checkpoints" / "best.safetensors").unlink()
     for words, said in (
@@ -134,16 +135,14 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
 
 
 def test_the_mean_of_several_runs_is_measured_next_to_each(
-    trained: Trained, tmp_path: Path, capfd: Capture, own_handlers: None
+    trained: Trained, typed: Typed, own_handlers: None
 ) -> None:
     few = ("model=mlp", "epochs=1", "dataset.train_limit=320", "world_size=1")
     runs = [trained(*few, f"seed={seed}", name=f"sweep/{seed}").folder for seed in (0, 1)]
-    capfd.readouterr()
     measured = dict[int, list[dict[str, Any]]]()
     for number in (1, 2):
-        with terminal.document(wanted=True):
-            evaluate.main([*map(str, runs), f"world_size={number}"])
-        measured[number] = json.loads(capfd.readouterr().out)["evaluations"]
+        done = typed("evaluate", *map(str, runs), f"world_size={number}", "--json")
+        measured[number] = json.loads(done.stdout.splitlines()[-1])["evaluations"]
     *own, mean = measured[2]
     assert [each["metrics"]["loss/test"] for each in own] == pytest.approx(
         [read_result(RunPaths(run))["metrics"]["loss/test"] for run in runs], rel=1e-6
