@@ -15,8 +15,8 @@ from expt.command import evaluate, trained_runs
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from tests.conftest import Trained, Typed
-from tests.facade import Capture, Patch, as_typed, ended, own_model, start
+from tests.conftest import Trained
+from tests.facade import Capture, Patch, as_typed, ended, own_model, run, start
 
 DATA = """
 from torch.utils.data import Dataset
@@ -135,14 +135,14 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
 
 
 def test_the_mean_of_several_runs_is_measured_next_to_each(
-    trained: Trained, typed: Typed, own_handlers: None
+    trained: Trained, tmp_path: Path
 ) -> None:
     few = ("model=mlp", "epochs=1", "dataset.train_limit=320", "world_size=1")
     runs = [trained(*few, f"seed={seed}", name=f"sweep/{seed}").folder for seed in (0, 1)]
     measured = dict[int, list[dict[str, Any]]]()
     for number in (1, 2):
-        done = typed("evaluate", *map(str, runs), f"world_size={number}", "--json")
-        measured[number] = json.loads(done.stdout.splitlines()[-1])["evaluations"]
+        words = ("evaluate", *map(str, runs), f"world_size={number}", "--json")
+        measured[number] = json.loads(run(*words, cwd=tmp_path).stdout)["evaluations"]
     *own, mean = measured[2]
     assert [each["metrics"]["loss/test"] for each in own] == pytest.approx(
         [read_result(RunPaths(run))["metrics"]["loss/test"] for run in runs], rel=1e-6
