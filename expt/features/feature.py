@@ -95,8 +95,8 @@ class Feature:
         """Return standardised values as if by the scales of `wanted`, in their type."""
         scales = [*wanted.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows = self.in_units(values).view(-1, len(scales))
-        return ((rows - mean) / deviation).reshape(values.shape).to(values.dtype)
+        rows: Tensor = (self.in_units(values).view(-1, len(scales)) - mean) / deviation
+        return rows.reshape(values.shape).to(values.dtype)
 
     @property
     def shapes(self) -> Mapping[str, Any]:
