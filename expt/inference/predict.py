@@ -87,6 +87,11 @@ class Predictor:
         targets = mapped(lambda one: one.to(self.device), first.targets)
         outputs, batch = self._average(self._task, Batch(inputs, targets, len(first.about)))
         decoded = self.form.decoded(self._task.predict(outputs), batch.targets)
+        if wrong := {len(each) for each in decoded[0].values()} - {len(first.about)}:
+            raise errors.ConfigError(
+                f"the task predicts {wrong.pop()} rows for {len(first.about)} samples; give one for"
+                " each"
+            )
         return Answers(first.about, *decoded, first.sizes)
 
     def _prepared(self, samples: Any, way: int) -> Any:
