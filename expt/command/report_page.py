@@ -127,9 +127,11 @@ def _residuals(run: FoundRun) -> list[str]:
     split, drawing = "test" if data.get("test_size") else "val", io.BytesIO()
     try:
         answers = [*Predictor(Plan([(run.folder, "best")], split=split, device="cpu"))]
-        both = ([each.arrays[name] for each in answers] for name in ("values", "target"))
+        predicted, true = (
+            np.concatenate([each.arrays[name] for each in answers]) for name in ("values", "target")
+        )
         names = answers[0].beside["target_names"]
-        curves.predicted_against_true(*map(np.concatenate, both), names, drawing)
+        curves.predicted_against_true(predicted, true, names, drawing)
     except Exception as error:  # of a custom dataset, whose files may be gone
         return page.paragraph(f"Its predictions are not drawn: {first_line(error)}")
     return [f"<h3>Predictions of {split}</h3>", page.picture(drawing)]

@@ -248,8 +248,9 @@ def evaluate(
             if found is None:  # out of the `except`, whose traceback would keep tensors alive
                 most = math.ceil(batch.size / 2)
                 left = [less for each in (part, *left) for less in in_parts(each, most)]
-            elif found[1] is not None:
-                outputs, loss, measured = found
+                continue
+            outputs, loss, measured = found
+            if loss is not None:
                 sums.add(loss, outputs, measured)
                 learner.extra_metrics.update(task, outputs, measured)
                 if observe is not None:

@@ -25,12 +25,13 @@ from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import MOST_CLASSES, RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
-from expt.data.build import Data, DataInfo, EvaluationData
+from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
 from expt.data.loading import Batch, Shard, mapped
 from expt.errors import ConfigError, sized_by, warn
 from expt.features import Classes, Features
+from expt.inference.ensemble import Together
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -342,7 +343,7 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | EvaluationData, split: str, worker: Worker, beat: Callable[[], None]
+    loader: Loader | Together, split: str, worker: Worker, beat: Callable[[], None]
 ) -> Iterator[Batch]:
     """Yield a worker's batches of a split, calling `beat` before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
