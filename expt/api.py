@@ -123,21 +123,27 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
 
 
 def evaluate(
-    folder: str | Path, *arguments: str | Mapping[str, Any], quiet: bool = False, **settings: Any
+    folder: str | Path | Sequence[str | Path],
+    *arguments: str | Mapping[str, Any],
+    quiet: bool = False,
+    flips: bool = False,
+    **settings: Any,
 ) -> dict[str, float]:
     """Measure the run of `folder`: `evaluate(RUN, split="val")["accuracy/val"]`.
 
-    With `dataset={"name": ..., "root": ...}` on another dataset; see `python -m expt evaluate
-    --help`. The metrics are kept in RUN/evaluations too. Raises as `run` does.
+    Of several folders the mean of their predictions is measured, with `flips` also over mirror
+    images. With `dataset={"name": ..., "root": ...}` on another dataset; see `python -m expt
+    evaluate --help`. The metrics are kept in RUN/evaluations too. Raises as `run` does.
     """
     forkserver.warm()
     options = options_of(words_of(arguments, settings))
-    (paths,) = evaluate_as(Path(folder), options.settings, quiet=quiet or options.quiet)
+    folders = [str(folder)] if isinstance(folder, str | Path) else [*map(str, folder)]
+    *_, paths = evaluate_as(folders, options.settings, flips=flips, quiet=quiet or options.quiet)
     return read_result(paths)["metrics"]
 
 
 def predict(
-    run: str | Path,
+    run: str | Path | Sequence[str | Path],
     paths: str | Path | Sequence[str | Path] = (),
     *,
     split: Literal["train", "val", "test"] | None = None,
@@ -146,22 +152,24 @@ def predict(
     device: str = "auto",
     amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
     top: int | None = None,
+    flips: bool = False,
     trust_code: bool = False,
 ) -> Predictions:
     """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
-    Warns of each file that can't be read. `trust_code` is that of expt.load. Raises ConfigError for
-    samples that the run's model can't take.
+    Of several runs it is the mean, with `flips` also over mirror images. Warns of each file that
+    can't be read. `trust_code` is that of expt.load. Raises ConfigError for samples that the run's
+    model can't take.
     """
     from expt.inference.plan import Plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths
-    folder, checkpoint = run_and_which(run, which)
+    runs = [run] if isinstance(run, str | Path) else run
     chosen = Plan(
-        folder,
+        [run_and_which(each, which) for each in runs],
         [*map(Path, given)],
         split=split,
-        which=checkpoint,
+        flips=flips,
         batch_size=batch_size,
         device=device,
         amp=amp,

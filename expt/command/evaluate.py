@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expt import machine
-from expt.command import terminal
-from expt.command.words import Parser, positive
+from expt.command import terminal, trained_runs
+from expt.command.words import Parser
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
-from expt.runs.found import in_newest, results, without_copies
 from expt.runs.named_checkpoint import trained_run
-from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
+from expt.runs.paths import RunPaths, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
 ABOUT = """\
 Measure the weights of a trained run: each sample counts exactly once, on any number of workers. The
 default is the run's test set, or without one its validation set. Numbers are written to
-RUN/evaluations and shown in the run's TensorBoard; the run is not changed."""
+RUN/evaluations and shown in the run's TensorBoard; the run is not changed. Of several runs each is
+measured, and the mean of their probabilities or values (in the first one's folder); split=val of
+runs with several folds measures each sample by those that held it out."""
 EXAMPLES = """settings
   split=train|val|test|all      what to measure; all: every part of a dataset
   which=best|last               which checkpoint; RUN@last and RUN@40 (of a step) name it, too
@@ -37,6 +38,7 @@ examples
   python -m expt evaluate RUN split=val world_size=3
   python -m expt evaluate RUN dataset=image_folder dataset.root=new_photos
   python -m expt evaluate outputs/sweeps/2026-11-21_10-00-00 --best 3
+  python -m expt evaluate SWEEP --filter model=convnet --flips
 """
 
 
@@ -47,41 +49,50 @@ def main(words: Sequence[str]) -> int:
     """
     parser = Parser("evaluate", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
+    add("run", metavar="RUN", help="the folder of a run, or of a sweep; or several")
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
-    add("--best", type=positive, metavar="N", help="of a sweep: N runs of its best settings [1]")
+    trained_runs.add_options(parser)
     add("--config-dir", type=Path, metavar="DIR", help="custom YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
-    evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
+    runs, settings = trained_runs.named([asked.run, *asked.words])
+    options = {"best": asked.best, "filters": asked.filter, "flips": asked.flips}
+    evaluate(runs, settings, config_dir=asked.config_dir, **options)
     return 0
 
 
 @machine.not_world_writable()
 def evaluate(
-    folder: Path,
+    runs: Sequence[str],
     words: Sequence[str],
     *,
     best: int | None = None,
+    filters: Sequence[str] = (),
+    flips: bool = False,
     config_dir: Path | None = None,
     quiet: bool = False,
 ) -> list[RunPaths]:
-    """Measure the run of `folder`, or the `best` of a sweep; return the folders of the numbers.
+    """Measure runs, and last the mean of several; return the folders of the numbers.
 
-    Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
+    Of a sweep they are the `best` ones, or all that pass the `filters`. Raises ConfigError where
+    that cannot be done, RunFailed or Interrupted as a run.
     """
     refuse_in_torchrun("an evaluation")
     forkserver.warm()  # it loads while the rest is read
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
-    asked = settings.read(words, config_dir, run=folder)
-    begun = [(run, trained_run(run, asked.which)[0]) for run in _chosen(asked.run, best)]
-    measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
+    asked = settings.read(words, config_dir, flips=flips)
+    chosen = trained_runs.chosen(runs, asked.values.get("which"), best=best, filters=filters)
+    begun = [(run, trained_run(run, which)[0], which) for run, which in chosen]
+    measured = [
+        settings.settings(run, record, asked._replace(which=which)) for run, record, which in begun
+    ]
+    measured += settings.mean_of(measured)
     from expt.launch import one_run
     from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []
     try:
-        requests += [_request(run, record, each, words) for run, record, each in measured]
+        requests += [_request(each, words) for each in measured]
     except OSError as error:
         raise ConfigError(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
@@ -96,28 +107,11 @@ def evaluate(
     return done
 
 
-def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """Return the run, or the best ones of a sweep; `trained_run` refuses anything else."""
-    if not is_sweep(folder) and (best is None or not folder.exists()):
-        return [folder]
-    if RunPaths(folder).result.exists():
-        raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
-    from expt.search.conclusion import ranked  # late: Rich's tables
-
-    rows = ranked(folder, in_newest(folder, without_copies(results(folder))[0])[0])
-    if not rows:
-        raise ConfigError(
-            f"{folder}: no completed run has one objective and keeps all constraints; name a run"
-        )
-    return [run.folder for row in rows for run in row.counted][: best or 1]
-
-
-def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
+def _request(measured: Settings, words: Sequence[str]) -> RunRequest:
     from expt.command.grammar import about_run  # late: Hydra
 
-    paths = RunPaths(
-        Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name)))
-    )
+    run, *_, record = measured.evaluation.runs[0]
+    paths = RunPaths(Path(make_unused_folder(str(RunPaths(run).evaluations / measured.name))))
     about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
     return RunRequest(
         config=measured.config,

@@ -25,9 +25,9 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.features import Features
-from expt.runs.named_checkpoint import run_and_which
+from expt.inference.several import check_together
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation
+from expt.runs.request import Evaluation, Trained
 from expt.runs.result import Record
 
 HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
@@ -43,8 +43,6 @@ HELD_OUT = [key.removeprefix("dataset.") for key in _VARYING if key.startswith("
 class Asked(NamedTuple):
     """The overrides of an evaluation."""
 
-    run: Path
-    """Its folder, or that of a sweep."""
     which: str
     values: dict[str, Any]
     """Values by key; `dataset` is the name of another one, or of its class."""
@@ -52,6 +50,8 @@ class Asked(NamedTuple):
     """The overrides of the dataset."""
     config_dir: Path | None
     """The folder of custom YAML, if not conf."""
+    flips: bool = False
+    """True if the mean is also over mirror images."""
 
     @property
     def dataset(self) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class Settings(NamedTuple):
     """The name of the folder for its numbers."""
 
 
-def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
-    """Return the evaluation of `run`, `RUN@last` or `RUN@40` that the overrides ask for.
+def read(words: Sequence[str], config_dir: Path | None = None, *, flips: bool = False) -> Asked:
+    """Return the evaluation that the overrides ask for.
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
@@ -88,7 +88,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         name = str(chosen.pop("_target_", "")).rpartition(".")[2]
         values = {**{f"dataset.{key}": chosen[key] for key in chosen}, **values, "dataset": name}
     words = [word for word in typed if word.lstrip("+~").startswith("dataset")]
-    return Asked(*run_and_which(run, values.get("which")), values, words, config_dir)
+    return Asked(str(values.get("which", "best")), values, words, config_dir, flips)
 
 
 def _refuse(override: Override) -> None:
@@ -148,10 +148,26 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         names.insert(0, re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST])
     if asked.which != "best":
         names.append(asked.which)
+    trained = Trained(run.absolute(), asked.which, config, record)
+    if asked.flips:
+        names.append("flips")
+        check_together([trained], None, flips=True)
     evaluation = Evaluation(
-        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
+        runs=[trained], split=split, own_data=own, dataset=other, flips=asked.flips
     )
     return Settings(config, Identity.of(config, content), evaluation, "-".join(names))
+
+
+def mean_of(measured: Sequence[Settings]) -> list[Settings]:
+    """Return the settings to measure the mean of runs, if they are several.
+
+    Raise ConfigError where they are unlike.
+    """
+    first, runs = measured[0], [run for each in measured for run in each.evaluation.runs]
+    check_together(runs, first.evaluation.split if first.evaluation.own_data else None)
+    evaluation = dataclasses.replace(first.evaluation, runs=runs)
+    mean = first._replace(evaluation=evaluation, name=f"{first.name}-mean-of-{len(runs)}")
+    return [mean] if len(runs) > 1 else []
 
 
 def _split(asked: Asked, record: Record, config: RunConfig, *, own: bool) -> Any:

@@ -119,6 +119,13 @@ def parse(words: Sequence[str]) -> list[Override]:
     return [parse_one(word) for word in words]
 
 
+def refuse_axes(overrides: Sequence[Override], takes: str) -> None:
+    """Raise ConfigError for several values, where a command takes one, as `takes` says."""
+    for each in overrides:
+        if each.is_sweep_override():
+            raise ConfigError(f"{each.input_line}: {takes}; name one value")
+
+
 @functools.lru_cache(maxsize=10_000)  # a word takes 0.5 ms
 def parse_one(word: str) -> Override:
     """Read one override; it is shared, so leave it unchanged."""

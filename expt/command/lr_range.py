@@ -26,7 +26,7 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, read_result
+from expt.runs.result import read_result
 from expt.runs.view.text import Console, cells, plain_table, say
 
 ABOUT = """\
@@ -40,8 +40,6 @@ SMOOTHING = 0.9
 """The share of the earlier losses in the average by which a rate is proposed."""
 DIVERGED = 4.0
 """The average loss, as a multiple of its least or of how far it fell, that ends the search."""
-EPOCHS = 10
-"""The default of `epochs`, enough for most."""
 ROWS = 12
 """The number of rates that the table shows."""
 FIXED = (
@@ -84,9 +82,9 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"--from {asked.least:g} --to {asked.most:g}: give 0 < from < to")
     from expt.command import grammar  # late: Hydra
 
-    for each in grammar.parse(list(map(grammar.readable, asked.words))):
-        if each.is_sweep_override():
-            raise ConfigError(f"{each.input_line}: a test is of one run; name one value")
+    grammar.refuse_axes(
+        grammar.parse([*map(grammar.readable, asked.words)]), "a test is of one run"
+    )
     for word in asked.words:
         if key_of(word) in FIXED or key_of(word).split(".")[0] in FIXED:
             raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
@@ -108,14 +106,6 @@ def _points(asked: argparse.Namespace) -> list[Point]:
 
     Raises ConfigError or RunFailed as a run does, but for divergence.
     """
-    record, points = _tested(asked, EPOCHS)
-    if record.get("ended_by") == "epochs":
-        _, points = _tested(asked, math.ceil(asked.steps / record["steps_per_epoch"]))
-    return points
-
-
-def _tested(asked: argparse.Namespace, epochs: int) -> tuple[Record, list[Point]]:
-    """Return the record of a run of `epochs` at most, and its steps."""
     from expt.command.invoke import command  # late: Hydra
 
     schedule = f"_target_: expt.training.optim.RisingRate, factor: {asked.most / asked.least!r}"
@@ -123,7 +113,7 @@ def _tested(asked: argparse.Namespace, epochs: int) -> tuple[Record, list[Point]
         *asked.words,
         f"optimizer.lr={asked.least!r}",
         f"scheduler={{{schedule}, interval: step}}",
-        *(f"epochs={epochs}", f"max_steps={asked.steps}", f"eval_every_steps={asked.steps}"),
+        *(f"{key}={asked.steps}" for key in ("epochs", "max_steps", "eval_every_steps")),
         *("max_minutes=1", "log_every=1", "send=[]"),
         *(f"tensorboard.{key}=false" for key in ("images", "norms", "health")),
     ]
@@ -151,7 +141,7 @@ def _tested(asked: argparse.Namespace, epochs: int) -> tuple[Record, list[Point]
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         lr = asked.least * rate / rates[0]
         points.append(Point(lr, loss, average / (1 - SMOOTHING**number)))
-    return record, points
+    return points
 
 
 def propose(points: Sequence[Point]) -> float | None:

@@ -63,7 +63,9 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from expt.config.parse import parse
 
     words = list(map(grammar.readable, options.words))
-    _refuse_words(grammar.parse(words))
+    overrides = grammar.parse(words)
+    grammar.refuse_axes(overrides, "plan looks at one run")
+    _refuse_words(overrides)
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
@@ -76,10 +78,8 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
 
 
 def _refuse_words(words: Sequence[Override]) -> None:
-    """Raise ConfigError for several values, and for words without effect on a plan."""
+    """Raise ConfigError for words without effect on a plan."""
     for each in words:
-        if each.is_sweep_override():
-            raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
         group = re.split("[./]", each.key_or_group)[0]
         if group in ("fork", "hydra", "resume", "search", "sweep"):
             raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
-from expt.command import terminal
+from expt.command import terminal, trained_runs
 from expt.command.words import Parser
 from expt.data.table_files import SUFFIXES
-from expt.errors import ConfigError, ExptError, warn
+from expt.errors import ConfigError, ExptError, listed, warn
 from expt.inference import writing
 from expt.inference.plan import Plan
 from expt.launch.launcher import refuse_in_torchrun
 from expt.progress import phase
-from expt.runs.named_checkpoint import run_and_which
 from expt.runs.tags import SPLITS
 from expt.runs.view.text import Console, say
 
@@ -45,11 +44,15 @@ Files, or rows of a table, that can't be read are reported and left out; the oth
 the exit code is 1. Predictions use the precision of the run's evaluations; --amp false computes in
 float32.
 
+Of several runs, or of a sweep with --best or --filter, it is the mean of their probabilities or
+values. --split val of runs with several folds predicts each sample by those that held it out.
+
 examples
   python -m expt predict RUN cat.jpg photos --output photos.csv
   python -m expt predict RUN photos --top 3
   python -m expt predict RUN new.csv --output new_with_predictions.jsonl --which last
   python -m expt predict RUN --split test --output test.npz
+  python -m expt predict SWEEP --best 5 photos --flips --output photos.csv
 """
 
 
@@ -79,19 +82,23 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         "predict", "Predict with a run's model for files, or for a split of its dataset.", EXAMPLES
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the run's folder")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
+    add("run", metavar="RUN", help="the run's folder; several, or a sweep: their mean")
+    add("paths", nargs="*", metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
     add("--force", action="store_true", help="overwrite an existing output")
     add("--top", type=int, metavar="K", help="only the K likeliest classes")
+    trained_runs.add_options(parser)
     add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
     add("--batch-size", type=int, metavar="N", help="samples at a time [40 MB, up to 1024]")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... [auto]")
     amp = ("recorded", "false", "true", "bf16", "fp16")
     add("--amp", choices=amp, default="recorded", help="mixed precision [as the run had it]")
     found = vars(parser.parse_intermixed_args(list(words)))
-    found["run"], found["which"] = run_and_which(found["run"], found["which"])
+    runs, paths = trained_runs.named([found.pop("run"), *found["paths"]])
+    options = {"best": found.pop("best"), "filters": found.pop("filter")}
+    found["runs"] = trained_runs.chosen(runs, found.pop("which"), **options)
+    found["paths"] = [*map(Path, paths)]
     found["amp"] = {"true": True, "false": False}.get(found["amp"], found["amp"])
     return found
 
@@ -109,7 +116,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
             write(answers, predictor.form)
             here.done = predictor.seen
         terminal.put(
-            skipped=skipped, written=str(output.absolute()) if output and to_file else None
+            skipped=skipped,
+            written=str(output.absolute()) if output and to_file else None,
+            mean_of=[str(run.run.absolute()) for run in chosen.runs],
         )
         for line in skipped[:REPORTED]:
             warn(line)
@@ -120,6 +129,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         speed = f"{number / max(seconds, 1e-9):,.0f} {noun}s/s"
         on = f"in {seconds:.1f} s on {predictor.device}"
         say(console, f"predicted    {number:,} {noun}s {on}, {speed}")
+        if len(chosen.runs) > 1:
+            names = listed(run.run.name for run in chosen.runs)
+            say(console, f"mean of      {len(chosen.runs)} runs: {names}")
         say(console, f"written      {output}")
     if skipped:
         count = f"{len(skipped)} of {predictor.seen} {noun}s"

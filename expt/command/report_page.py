@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import io
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +13,13 @@ from pathlib import Path
 from expt.command import terminal
 from expt.command.conclude import again
 from expt.config.keys import flat
-from expt.errors import ConfigError, listed
+from expt.errors import ConfigError, first_line, listed
+from expt.features import Features, Numbers
+from expt.late import np
 from expt.runs import provenance
 from expt.runs.found import FoundRun, without_copies
 from expt.runs.paths import write_atomically
-from expt.runs.view import page, verdict
+from expt.runs.view import curves, page, verdict
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows
@@ -23,6 +27,8 @@ from expt.runs.view.text import Console, cells, plain_table, say, setting, shown
 from expt.search.conclusion import best_of
 from expt.search.study import importance, importance_tables
 
+CHEAP_S = 10.0
+"""The longest evaluation that is repeated for a picture."""
 NAMED = 6
 """The largest number of settings that the question names."""
 
@@ -50,7 +56,11 @@ def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace
 
 
 def _question(runs: Sequence[FoundRun]) -> list[str]:
-    keys = list(dict.fromkeys(key for row in rows(runs) for key in row.settings))
+    values = collections.defaultdict[str, set[str]](set)
+    for row in rows(runs):
+        for key, value in row.settings.items():
+            values[key].add(str(value))
+    keys = [key for key, several in values.items() if len(several) > 1]
     objective = objective_name(runs)
     side = "highest" if falls(objective, runs) else "lowest"
     count = collections.Counter(run.status for run in runs)
@@ -65,7 +75,7 @@ def _verdict(runs: Sequence[FoundRun]) -> list[str]:
     try:
         found = verdict.verdicts(runs)
     except ConfigError as error:
-        return page.paragraph(str(error))
+        return page.paragraph(str(error).removeprefix("--verdict: "))
     return [*page.table(verdict.verdict_table(found)), *page.paragraph(*found.notes)]
 
 
@@ -73,7 +83,7 @@ def _importance(folder: Path, runs: Sequence[FoundRun]) -> list[str]:
     try:
         weights = importance(folder, runs)
     except ConfigError as error:
-        return page.paragraph(str(error))
+        return page.paragraph(str(error).removeprefix("--importance: "))
     return [piece for table in importance_tables(weights) for piece in page.table(table)]
 
 
@@ -95,9 +105,33 @@ def _of_best(row: Row) -> dict[str, list[str]]:
         "The best": [
             *page.paragraph(row.name, "To train it again:"),
             page.command(again(row.first, row.runs)),
+            *_residuals(row.first),
             *shown,
             "<details><summary>All its settings</summary>",
             *page.table(settings),
             "</details>",
         ]
     }
+
+
+def _residuals(run: FoundRun) -> list[str]:
+    """Return predictions of a regression's best weights against the truth; nothing of others."""
+    data, eval_s = run.record.get("data") or {}, run.record.get("eval_s", math.inf)
+    if "targets" not in data or not isinstance(Features.read(data).targets, Numbers):
+        return []
+    if eval_s > CHEAP_S * max(1, len(run.record.get("epoch_s") or ())):
+        return page.paragraph(f"Its evaluations take over {CHEAP_S:g} s: no predictions are drawn.")
+    from expt.inference.plan import Plan  # late: torch
+    from expt.inference.predict import Predictor
+
+    split, drawing = "test" if data.get("test_size") else "val", io.BytesIO()
+    try:
+        answers = [*Predictor(Plan([(run.folder, "best")], split=split, device="cpu"))]
+        predicted, true = (
+            np.concatenate([each.arrays[name] for each in answers]) for name in ("values", "target")
+        )
+        names = answers[0].beside["target_names"]
+        curves.predicted_against_true(predicted, true, names, drawing)
+    except Exception as error:  # of a custom dataset, whose files may be gone
+        return page.paragraph(f"Its predictions are not drawn: {first_line(error)}")
+    return [f"<h3>Predictions of {split}</h3>", page.picture(drawing)]

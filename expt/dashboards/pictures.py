@@ -282,18 +282,21 @@ def caption(names: Sequence[str], target: Tensor) -> str:
 
 
 class RunPictures:
-    """One worker's pictures of a run; images were normalised by `mean` and `std` of channels."""
+    """One worker's pictures of a run; images were normalised by `mean` and `std` of channels.
+
+    Without these, of samples that are no images, only the confusion matrix is drawn.
+    """
 
     def __init__(
         self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
     ) -> None:
-        self._names = class_names
+        self._names, self._keep = class_names, MISTAKES if mean else 0
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
         self._first: Batch | None = None
 
     def keep_first(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; keep the first until there is something else to draw."""
-        for batch in itertools.islice(batches, 1):
+        for batch in itertools.islice(batches, 1 if self._keep else 0):
             few = batch.inputs[:TRAIN_IMAGES].clone(), batch.targets[:TRAIN_IMAGES].clone()
             self._first = None if batch.weightless else Batch(*few, batch.global_size)
             yield batch
@@ -301,7 +304,7 @@ class RunPictures:
 
     def review(self) -> Review:
         """Return the observer of an evaluation."""
-        return Review(len(self._names), keep=MISTAKES)
+        return Review(len(self._names), keep=self._keep)
 
     def draw(self, seen: Seen | None, split: str, events: Writer | None, step: int) -> None:
         """Draw the mistakes that all workers have `seen` into rank 0's `events`."""

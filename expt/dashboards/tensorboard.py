@@ -95,8 +95,13 @@ class Dashboard:
         self._review = self._pictures.review() if self._pictures and reviews else None
         return self._review
 
+    @property
+    def draws_end(self) -> bool:
+        """True if the run's end is drawn, and the evaluation before it was not."""
+        return self._reviews_end and not self._reviews
+
     def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
-        """Draw the mistakes of the review, a collective, and flush."""
+        """Draw the mistakes of the review, if each or this one is shown, a collective; flush."""
         if self._pictures and self._review is not None and (self._reviews or is_last):
             before = self.spent_s
             with self._timed():

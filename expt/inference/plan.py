@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.config.parse import recorded
-from expt.config.schema import RunConfig
 from expt.data.image_files import parts_there
 from expt.errors import ConfigError
-from expt.features import Feature, Features
+from expt.features import Feature
 from expt.inference.inputs import inputs_of
-from expt.runs.named_checkpoint import trained_run
+from expt.inference.several import check_together, shared
+from expt.runs.request import Trained
 from expt.runs.tags import SPLITS
 
 
@@ -22,10 +21,10 @@ class Plan:
 
     def __init__(
         self,
-        run: Path,
+        runs: Sequence[tuple[Path, str]],
         paths: Sequence[Path] = (),
         *,
-        which: str = "best",
+        flips: bool = False,
         split: str | None = None,
         batch_size: int | None = None,
         device: str = "auto",
@@ -33,19 +32,26 @@ class Plan:
         top: int | None = None,
         trust_code: bool = False,
     ) -> None:
-        """Raise ConfigError for no run, and for samples that it does not take."""
-        self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
+        """Raise ConfigError for no run, unlike ones, and samples that they do not take.
+
+        The `runs` are folders, each with a checkpoint.
+        """
+        self.split, self.batch_size, self.flips = split, batch_size, flips
         self.device, self.amp, self.trust_code = device, amp, trust_code
-        self.record, _ = trained_run(run, which)
-        self.config: RunConfig = recorded(self.record["config"])
+        self.runs = [Trained.read(*run) for run in runs]
+        self.run, _, self.config, self.record = self.runs[0]
         self.data: dict[str, Any] = self.record["data"]
-        self.features = Features.read(self.data)
+        self.features = self.runs[0].features
         self._check(paths)
+        check_together(self.runs, split, flips=flips)
         form = self.config.task.outputs(self.features.targets)
         self.form: Feature = form if top is None else form.likeliest(top)
-        self.inputs = inputs_of(self.config.dataset, self.features)
-        if paths:
-            self.inputs.open(paths)
+        self.ways, self.rounds = shared(self.runs, split)
+        first = ((way, self.runs[way]) for way in dict.fromkeys(self.ways))
+        self.readers = {way: inputs_of(run.config.dataset, run.features) for way, run in first}
+        for reader in self.readers.values() if paths else ():
+            reader.open(paths)
+        self.inputs = self.readers[0]
 
     def _check(self, paths: Sequence[Path]) -> None:
         split = self.split

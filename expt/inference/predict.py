@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 
 from expt import errors, machine
 from expt.data import build
-from expt.data.loading import Batch, LoaderOptions
+from expt.data.loading import Batch, LoaderOptions, mapped
 from expt.features import Answers
+from expt.inference.ensemble import Ensemble, Member
 from expt.inference.inputs import Piece
-from expt.inference.load import TrainedModel, importable_from_here, load
+from expt.inference.load import importable_from_here, load
 from expt.inference.plan import Plan
-from expt.runs.request import Split
+from expt.runs.request import Split, Trained
 from expt.tasks.task import Facts
 from expt.training.devices import held_by_others
 from expt.training.precision import precision_kept, set_precision
@@ -24,26 +25,35 @@ from expt.training.task_state import load_task_state
 
 
 class Predictor:
-    """The run's model on its device, and the samples that could not be read."""
+    """The runs' models on their device, and the samples that could not be read."""
 
     def __init__(self, plan: Plan) -> None:
-        """Load the model. Raise ConfigError as `load` does."""
+        """Load the models. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         with _faults_in_words(self.device), importable_from_here(plan.record):
-            self.model: TrainedModel = load(
-                plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
-            )
-            self._task = plan.config.task.build(Facts(targets=plan.features.targets))
-            load_task_state(self._task, self.model.workers, self.device)
-        if self._task.phases:
-            raise errors.ConfigError(
-                f"{plan.run}: a model of several phases is used by expt.load only"
-            )
+            members = [
+                self._member(run, way) for run, way in zip(plan.runs, plan.ways, strict=True)
+            ]
+        self._average = Ensemble(members, plan.flips)
+        self._task = members[0].task
         self.form = plan.form
         self.seen = 0
         """Samples so far, with those that are left out."""
         self.skipped: list[str] = []
         """Why a sample was left out, a line each."""
+
+    def _member(self, run: Trained, way: int) -> Member:
+        plan = self._plan
+        model = load(
+            run.run, run.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
+        )
+        task = run.config.task.build(Facts(targets=run.features.targets))
+        load_task_state(task, model.workers, self.device)
+        if task.phases:
+            raise errors.ConfigError(
+                f"{run.run}: a model of several phases is used by expt.load only"
+            )
+        return Member(model, task, way)
 
     def __iter__(self) -> Iterator[Answers]:
         """Yield answers in the order of the samples.
@@ -59,39 +69,46 @@ class Predictor:
             _faults_in_words(self.device),
         ):
             set_precision(self._plan.config.matmul_precision)
-            for piece in self._pieces():
-                self.seen += len(piece.about)
-                yield self._answer(piece)
+            for ways in self._plan.rounds:
+                for pieces in zip(*map(self._pieces, ways), strict=True):
+                    first = pieces[0]
+                    if any(len(each.about) != len(first.about) for each in pieces):
+                        line = next(each.skipped[0] for each in pieces if each.skipped)
+                        raise errors.DataError(f"{line}; other runs can read it: use one run")
+                    self.seen += len(first.about) + len(first.skipped)
+                    self.skipped += first.skipped
+                    if first.about:
+                        yield self._answer(dict(zip(ways, pieces, strict=True)))
 
     @torch.no_grad()
-    def _answer(self, piece: Piece) -> Answers:
-        with self.model.autocast():
-            batch = Batch(piece.samples, piece.targets, len(piece.about))
-            outputs = self._task.forward(self.model.model, batch)
-        decoded = self.form.decoded(self._task.predict(outputs), piece.targets)
-        if wrong := {len(each) for each in decoded[0].values()} - {len(piece.about)}:
+    def _answer(self, pieces: Mapping[int, Piece]) -> Answers:
+        first = next(iter(pieces.values()))
+        inputs = {way: self._prepared(piece.samples, way) for way, piece in pieces.items()}
+        targets = mapped(lambda one: one.to(self.device), first.targets)
+        outputs, batch = self._average(self._task, Batch(inputs, targets, len(first.about)))
+        decoded = self.form.decoded(self._task.predict(outputs), batch.targets)
+        if wrong := {len(each) for each in decoded[0].values()} - {len(first.about)}:
             raise errors.ConfigError(
-                f"the task predicts {wrong.pop()} rows for {len(piece.about)} samples; give one for"
+                f"the task predicts {wrong.pop()} rows for {len(first.about)} samples; give one for"
                 " each"
             )
-        return Answers(piece.about, *decoded, piece.sizes)
+        return Answers(first.about, *decoded, first.sizes)
 
-    def _pieces(self) -> Iterator[Piece]:
-        """Yield samples as the model takes them, on the device."""
+    def _prepared(self, samples: Any, way: int) -> Any:
+        """Return samples of a file as a model takes them, on the device; others are already."""
+        is_prepared = self._plan.split is not None
+        return samples if is_prepared else self._average.members[way].trained.preprocess(samples)
+
+    def _pieces(self, way: int) -> Iterator[Piece]:
+        """Yield samples as they are read for a run, and all that prepare them equally."""
         plan = self._plan
         if plan.split is not None:
-            yield from self._split(plan.split, plan.batch_size)
-            return
-        for piece in plan.inputs.pieces(plan.batch_size or plan.inputs.at_once):
-            self.seen += len(piece.skipped)
-            self.skipped += piece.skipped
-            if piece.about:
-                targets = piece.targets if piece.targets is None else piece.targets.to(self.device)
-                yield piece._replace(samples=self.model.preprocess(piece.samples), targets=targets)
+            return self._split(way, plan.split, plan.batch_size)
+        return plan.readers[way].pieces(plan.batch_size or plan.inputs.at_once)
 
-    def _split(self, split: str, size: int | None) -> Iterator[Piece]:
-        """Yield a part of the run's own dataset as its evaluations had it."""
-        config, record = self._plan.config, self._plan.record
+    def _split(self, way: int, split: str, size: int | None) -> Iterator[Piece]:
+        """Yield a part of a run's own dataset as its evaluations had it."""
+        config, record = self._plan.runs[way].config, self._plan.runs[way].record
         dataset = config.dataset
         dataset.prepare(config.task, learns=False)
         then, now = record.get("content", {}).get("data"), dataset.fingerprint()
@@ -99,17 +116,17 @@ class Predictor:
             errors.warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
             batch_size=config.batch_size,
-            eval_batch_size=size or config.samples_per_evaluation,
+            eval_batch_size=size or self._plan.config.samples_per_evaluation,
             device=self.device,
             channels_last=config.channels_last,
         )
-        part, features = cast("Split", split), self._plan.features
+        part, features = cast("Split", split), self._plan.runs[way].features
         workers = min(machine.usable_cpus(), 8)
         found = build.load(
             dataset, config.task, part, features, options, own=True, num_workers=workers
         )
         (loader,) = found.loaders
-        build.keep_doubles(self.model, [loader])
+        build.keep_doubles(self._average.members[way].trained, [loader])
         about, numbers = dataset.origin(config.task, split), loader.numbers()
         for batch in loader.evaluation():
             here = itertools.islice(numbers, batch.size)

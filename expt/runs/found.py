@@ -30,9 +30,12 @@ _NAMED = 3
 _SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FoundRun:
-    """A run's folder and its record, by which each table, filter and search knows it."""
+    """A run's folder and its record, by which each table, filter and search knows it.
+
+    It is equal to itself only, so that tables of the same runs are made once.
+    """
 
     folder: Path
     record: Record

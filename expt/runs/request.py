@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import secrets
 from expt.config.identity import Identity
-from expt.config.parse import parse, settings_of
+from expt.config.parse import parse, recorded, settings_of
 from expt.config.schema import RunConfig
+from expt.features import Features
 from expt.machine import Machine
+from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
@@ -20,14 +22,37 @@ Split: TypeAlias = Literal["train", "val", "test", "all"]
 """The split of a dataset that is measured; `all` are all of them together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The weights to measure, and the samples; see expt.worker.evaluation."""
+class Trained(NamedTuple):
+    """A trained run that is used."""
 
     run: Path
     """The folder of the run that wrote the weights."""
     which: str
     """The checkpoint: best, last, or as after RUN@."""
+    config: RunConfig
+    """The settings with which it is used."""
+    record: Record
+
+    @classmethod
+    def read(cls, run: Path, which: str) -> Trained:
+        """Return the run of a folder, with its own settings. Raises as `trained_run`."""
+        record, _ = trained_run(run, which)
+        return cls(run, which, recorded(record["config"]), record)
+
+    @property
+    def features(self) -> Features:
+        """The features of the samples that it was trained on."""
+        return Features.read(self.record["data"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The weights to measure, and the samples; see expt.worker.evaluation."""
+
+    runs: Sequence[Trained]
+    """The runs; of several the mean is measured."""
+    flips: bool
+    """True if the mean is also over mirror images."""
     split: Split
     own_data: bool
     """True if the samples are those of the run itself."""

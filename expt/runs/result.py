@@ -98,6 +98,9 @@ class EvaluationOf(TypedDict):
     dataset: NotRequired[str]
     """The name of other samples."""
     samples: int
+    mean_of: NotRequired[list[str]]
+    """The folders of several runs, if it is of their mean; `run` is the first."""
+    flips: NotRequired[bool]
     class_names: NotRequired[list[str]]
     by_class: NotRequired[dict[str, ByClass]]
 

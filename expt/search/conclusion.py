@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -90,9 +91,12 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
         constraints = (record.get("search") or {}).get("constraints") or []
         limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
     except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
-        warn(f"{path}: is damaged; the best run is chosen by the runs' own objective")
+        _warn_once(f"{path}: is damaged; the best run is chosen by the runs' own objective")
         return by_own_objective
     return SearchRecord(goals, limits)
+
+
+_warn_once = functools.cache(warn)  # several parts of a report read it
 
 
 def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:

@@ -12,7 +12,7 @@ from expt.config.constraints import STRICT, Key, NonNegative
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, at_least_single
-from expt.tasks.task import Facts, Sum, Task, mean_of
+from expt.tasks.task import Facts, Sum, Task, mean_of, mean_of_logits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,6 +171,10 @@ class Classification(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, num_classes]."""
         return at_least_single(outputs).softmax(1)
+
+    def mean_outputs(self, several: Sequence[Tensor]) -> Tensor:
+        """See Task."""
+        return mean_of_logits(several, 1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities [B, num_classes] and labels."""

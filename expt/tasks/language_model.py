@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
@@ -12,7 +12,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError, described
 from expt.features import NO_TARGET, Feature, Tokens, at_least_single
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, mean_of_logits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +63,10 @@ class LanguageModel(Task):
         """Return how many tokens have the highest logit."""
         logits, targets = _flat(outputs, batch.targets)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}
+
+    def mean_outputs(self, several: Sequence[Tensor]) -> Tensor:
+        """See Task."""
+        return mean_of_logits(several, -1)
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return metrics of the loss; a perplexity too large for a float is infinite."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -80,6 +80,14 @@ class Multilabel(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, labels]."""
         return at_least_single(outputs).sigmoid()
+
+    def mean_outputs(self, several: Sequence[Tensor]) -> Tensor:
+        """See Task."""
+        import torch
+        from torch.nn.functional import logsigmoid
+
+        logits = at_least_single(torch.stack([*several]))
+        return logsigmoid(logits).logsumexp(0) - logsigmoid(-logits).logsumexp(0)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities and int64 targets, both [B, labels]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError, described
 from expt.features import Feature, Mask, at_least_single
-from expt.tasks.task import Facts, Sum, Task, mean_of
+from expt.tasks.task import Facts, Sum, Task, mean_of, mean_of_logits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +105,10 @@ class Segmentation(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """Return masks, int64 [B, H, W]: of each pixel the likeliest class."""
         return outputs.argmax(1)
+
+    def mean_outputs(self, several: Sequence[Tensor]) -> Tensor:
+        """See Task."""
+        return mean_of_logits(several, 1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Any, Any]:
         """Return probabilities [B, num_classes, H, W] and masks."""

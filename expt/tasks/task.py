@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from expt.features import Anything, Feature
+from expt.features import Anything, Feature, at_least_single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +106,19 @@ class Task(ABC):
         """
         return outputs
 
+    def mean_outputs(self, several: Sequence[Any]) -> Any:
+        """Return outputs whose prediction is the mean of those of several models, for one batch.
+
+        The mean of each tensor, unless overridden: by the tasks whose outputs are logits it is that
+        of the probabilities.
+        """
+        import torch
+
+        from expt.data.loading import leaves, mapped
+
+        stacked = map(torch.stack, zip(*map(leaves, several), strict=True))
+        return mapped(lambda _: next(stacked).mean(0), several[0])
+
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:
         """Return predictions and targets for a torchmetrics.Metric of `task.metrics`."""
         return outputs, batch.targets
@@ -130,6 +143,14 @@ class Task(ABC):
         These are lists where a sum has several values.
         """
         return {}
+
+
+def mean_of_logits(several: Sequence[Tensor], dim: int) -> Tensor:
+    """Return the logarithm of the mean of the probabilities of classes along `dim`."""
+    import torch
+
+    logarithms = torch.stack([at_least_single(logits).log_softmax(dim) for logits in several])
+    return logarithms.logsumexp(0) - math.log(len(several))
 
 
 def mean_of(values: Sequence[float]) -> float:

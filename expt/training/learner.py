@@ -50,6 +50,10 @@ class Evaluator:
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
 
+    def outputs(self, task: Task, batch: Batch) -> tuple[Any, Batch]:
+        """Return the outputs that are evaluated, and the batch with which `task` measures them."""
+        return task.forward(self.evaluated, batch), batch
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learner(Evaluator):

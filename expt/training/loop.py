@@ -248,26 +248,28 @@ def evaluate(
             if found is None:  # out of the `except`, whose traceback would keep tensors alive
                 most = math.ceil(batch.size / 2)
                 left = [less for each in (part, *left) for less in in_parts(each, most)]
-            elif found[1] is not None:
-                sums.add(found[1], found[0], batch)
-                learner.extra_metrics.update(task, found[0], batch)
+                continue
+            outputs, loss, measured = found
+            if loss is not None:
+                sums.add(loss, outputs, measured)
+                learner.extra_metrics.update(task, outputs, measured)
                 if observe is not None:
-                    observe(batch, found[0])
+                    observe(measured, outputs)
     total = sum_across_workers(sums.values, len(learner.task.reductions))
     averages = sums.averages(total)
     extra = learner.extra_metrics.compute(gather_across_workers)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 
 
-def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum | None]:
-    """Return the model's outputs, and the loss, unless nothing has a weight."""
+def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum | None, Batch]:
+    """Return the model's outputs, the loss, unless nothing has a weight, and the measured batch."""
     with learner.precision.autocast():
-        outputs = task.forward(learner.evaluated, batch)
+        outputs, batch = learner.outputs(task, batch)
         # For the others' sake: the model, and the loss, may ask all workers
         if batch.weightless:
             with contextlib.suppress(Exception):  # it may not take a blank sample
                 task.loss(outputs, batch)
-            return outputs, None
+            return outputs, None, batch
         loss = task.loss(outputs, batch)
         check_loss(loss, task, learns=False)
-    return outputs, loss
+    return outputs, loss, batch

@@ -21,15 +21,16 @@ from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
-from expt.dashboards.pictures import RunPictures
+from expt.dashboards.pictures import MOST_CLASSES, RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
-from expt.data.build import Data, DataInfo, EvaluationData
+from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
 from expt.data.loading import Batch, Shard, mapped
 from expt.errors import ConfigError, sized_by, warn
 from expt.features import Classes, Features
+from expt.inference.ensemble import Together
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -342,7 +343,7 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | EvaluationData, split: str, worker: Worker, beat: Callable[[], None]
+    loader: Loader | Together, split: str, worker: Worker, beat: Callable[[], None]
 ) -> Iterator[Batch]:
     """Yield a worker's batches of a split, calling `beat` before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
@@ -353,10 +354,12 @@ def evaluation_batches(
 
 
 def build_pictures(config: RunConfig, features: Features) -> RunPictures | None:
-    """Build the pictures of an image classifier's samples and mistakes; None for another task."""
-    targets, takes = features.targets, config.task.takes
-    if not (features.inputs.is_image and takes.has_one_class and isinstance(targets, Classes)):
+    """Build the pictures of a classifier: confusions, of images also mistakes; None for another."""
+    targets, is_image = features.targets, features.inputs.is_image
+    if not (config.task.takes.has_one_class and isinstance(targets, Classes)):
         return None
-    channels, dataset = features.shapes["channels"], config.dataset
+    if not is_image and len(targets.names) > MOST_CLASSES:
+        return None
+    channels, dataset = features.shapes["channels"] if is_image else 0, config.dataset
     mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
     return RunPictures(targets.names, mean=mean, std=std)

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +17,25 @@ from torch import Tensor, nn
 from expt import progress
 from expt.config import keys, own_code
 from expt.config.identity import shown
-from expt.config.kinds import only_in_evaluations
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
-from expt.data.loading import LoaderOptions, Shard
+from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.errors import decimals, listed, sized_by, warn
 from expt.features import Classes, Features
+from expt.inference.ensemble import Ensemble, Member, Together
 from expt.inference.load import located, read, rebuilt
+from expt.inference.several import shared
 from expt.runs import provenance, tags
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, RunRequest
+from expt.runs.request import Evaluation, RunRequest, Trained
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
-from expt.tasks.task import Facts
+from expt.tasks.task import Facts, Task
 from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
@@ -49,6 +52,8 @@ from expt.worker.run import Run
 
 ROUNDING = 0.01
 """How much a number may differ from the run's, relative to it, on another device for example."""
+ROUNDING_OF_LOSSES = 1e-5
+"""How much small losses and errors may differ; shares of samples, as accuracy, by two samples."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
 PREFLIGHT_STEPS = 3
@@ -60,71 +65,99 @@ SHORT_S, SHORT_STEPS = 0.02, 30
 def measure_weights(
     evaluation: Evaluation, request: RunRequest, worker: Worker, beat: Callable[[], None]
 ) -> str:
-    """Evaluate the weights of a run, write the numbers to the folder, and return "completed"."""
+    """Evaluate the weights of runs, write the numbers to the folder, and return "completed"."""
     config, paths = request.config, request.paths
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
-    with sized_by("model"):
-        record, state = _read_run(evaluation, worker)
-        beat()
-        model = rebuilt(record, state, worker.device, amp=config.amp).model
-    state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
+    ways, rounds = shared(evaluation.runs, evaluation.split)
+    read = [_member(run, way, worker, beat) for run, way in zip(evaluation.runs, ways, strict=True)]
+    members, (record, state) = [member for member, *_ in read], read[0][1:]
     with sized_by("data"):
-        data = _data(evaluation, config, Features.read(record["data"]), worker, beat)
+        data = {
+            way: _data(evaluation, config, evaluation.runs[way], worker, beat)
+            for way in dict.fromkeys(ways)
+        }
     beat()
-    evaluation_data.keep_doubles(model, data.loaders)
-    compile_module(model, mode_of(config.compile, steps=0))
-    evaluator = _evaluator(config, model, data, worker)
-    load_task_state(evaluator.task, state["workers"], worker.device, worker.rank)
+    for way, each in data.items():
+        evaluation_data.keep_doubles(members[way].trained, each.loaders)
+    features, evaluator = data[0].features, _evaluator(config, members, evaluation.flips, worker)
     shows = config.tensorboard.images is not False
-    pictures = build_pictures(config, data.features) if shows else None
+    pictures = build_pictures(config, features) if shows else None
     review = pictures.review() if pictures else None
-    names: Sequence[str] = data.features.targets.names
+    names: Sequence[str] = features.targets.names
     if review is None and config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
         review = Review(len(names), keep=0)
+    together = Together([{way: data[way] for way in several} for several in rounds])
     began = time.perf_counter()
-    batches = build.evaluation_batches(data, evaluation.split, worker, beat)
+    batches = build.evaluation_batches(together, evaluation.split, worker, beat)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gather() if review else None
     if worker.rank:
         return COMPLETED
-    about = _about(evaluation, state["position"], values, data)
+    about = _about(evaluation, state["position"], values, features)
     _write_events(values, about, paths, pictures, seen)
     if seen:
         about["by_class"] = by_class(seen[0], names)
     metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
-    if evaluation.own_data:
+    if evaluation.own_data and len(members) == 1 and not evaluation.flips:
         _warn_of_others(metrics, record, state, values.samples, config)
-    told = data.features.record
+    told = features.record
     update_result(
         paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
     )
     return COMPLETED
 
 
-def _read_run(evaluation: Evaluation, worker: Worker) -> tuple[Any, Any]:
-    """Return the record of the run, and the state of its checkpoint; a collective."""
+def _member(
+    run: Trained, way: int, worker: Worker, beat: Callable[[], None]
+) -> tuple[Member, Any, Any]:
+    """Return a run's model, its record, and the rest of its checkpoint's state; a collective."""
+    with sized_by("model"):
+        record, state = _read_run(run, worker)
+        beat()
+        trained = rebuilt(record, state, worker.device, amp=run.config.amp)
+    compile_module(trained.model, mode_of(run.config.compile, steps=0))
+    task = run.config.task.build(Facts(targets=trained.features.targets))
+    load_task_state(task, state["workers"], worker.device, worker.rank)
+    state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
+    return Member(trained, task, way), record, state
+
+
+def _read_run(run: Trained, worker: Worker) -> tuple[Any, Any]:
+    """Return the record of a run, and the state of its checkpoint; a collective."""
     with progress.phase("loading the checkpoint"):
         # Only rank 0 looks: the run may be under way, and ranks would find different files.
-        run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
-        found = located(run, which, warns=False) if is_first else None
+        found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
         record, file = collectives.from_rank_0(found, worker.device)
         return record, read_together(file, worker, lambda _: read(file))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Averaging(Evaluator):
+    """Several models, or one, and all that an evaluation of their mean needs."""
+
+    ensemble: Ensemble
+
+    def outputs(self, task: Task, batch: Batch) -> tuple[Any, Batch]:
+        return self.ensemble(task, batch)
+
+
 def _evaluator(
-    config: RunConfig, module: nn.Module, data: EvaluationData, worker: Worker
+    config: RunConfig, members: Sequence[Member], flips: bool, worker: Worker
 ) -> Evaluator:
-    targets = data.features.targets
-    return Evaluator(
+    module, targets = members[0].trained.model, members[0].trained.features.targets
+    if len(members) > 1:
+        module = nn.ModuleList(member.trained.model for member in members)
+    return _Averaging(
         module=module,
         precision=Precision(config.amp, worker.device),
-        task=config.task.build(Facts(targets=targets)),
+        task=members[0].task,
         strategy=Strategy(module),
         extra_metrics=extra_metrics.build(
             only_in_evaluations(config.task), worker.device, targets, warns=worker.rank == 0
         ),
+        ensemble=Ensemble(members, flips),
     )
 
 
@@ -140,7 +173,7 @@ def _warn_of_others(
     is_tested = record.get("status") == COMPLETED and best.get("step") == step
     known = dict(record["metrics"]) if is_tested else {}
     known |= state["last"] if state.get("evaluated_at") == step else {}
-    near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
+    better = metrics_of(now.task)
     changed = _changed(record["config"], now)
     for tag, value in metrics.items():
         name, _, split = tag.rpartition("/")
@@ -148,7 +181,8 @@ def _warn_of_others(
         if split == "train" or is_another:  # the run's is a mean over steps, or another metric's
             continue
         was = known.get(tag, value)
-        if math.isfinite(was) and not math.isclose(value, was, **near):
+        near = 2 / max(1, samples) if better.get(name) == "max" else ROUNDING_OF_LOSSES
+        if math.isfinite(was) and not math.isclose(value, was, rel_tol=ROUNDING, abs_tol=near):
             values = f"{decimals(value)} here, and {decimals(was)}"
             cause = _cause(record, changed)
             warn(f"{tag}: {values} where the run measured these weights; {cause}")
@@ -187,7 +221,7 @@ def _cause(record: Any, changed: Sequence[str]) -> str:
 def _data(
     evaluation: Evaluation,
     config: RunConfig,
-    trained_on: Features,
+    run: Trained,
     worker: Worker,
     beat: Callable[[], None],
 ) -> EvaluationData:
@@ -198,12 +232,12 @@ def _data(
         channels_last=config.channels_last,
         eval_batch_size=config.samples_per_evaluation,
     )
-    with build.in_turn(config, worker, beat):
+    with build.in_turn(run.config, worker, beat):
         return evaluation_data.load(
-            config.dataset,
+            run.config.dataset,
             config.task,
             evaluation.split,
-            trained_on,
+            run.features,
             options,
             own=evaluation.own_data,
             num_workers=build.num_readers(config),
@@ -227,11 +261,11 @@ def _write_events(
 
 
 def _about(
-    evaluation: Evaluation, position: Any, values: Averages, data: EvaluationData
+    evaluation: Evaluation, position: Any, values: Averages, features: Features
 ) -> EvaluationOf:
     about: EvaluationOf = {
-        "run": str(evaluation.run),
-        "checkpoint": evaluation.which,
+        "run": str(evaluation.runs[0].run),
+        "checkpoint": evaluation.runs[0].which,
         "epoch": position["epoch"],
         "step": position["step"],
         "split": evaluation.split,
@@ -240,8 +274,12 @@ def _about(
     }
     if evaluation.dataset is not None:
         about["dataset"] = evaluation.dataset
-    if isinstance(data.features.targets, Classes):
-        about["class_names"] = list(data.features.targets.names)
+    if len(evaluation.runs) > 1:
+        about["mean_of"] = [str(run.run) for run in evaluation.runs]
+    if evaluation.flips:
+        about["flips"] = True
+    if isinstance(features.targets, Classes):
+        about["class_names"] = list(features.targets.names)
     return about
 
 

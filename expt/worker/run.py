@@ -345,8 +345,9 @@ class Run:
             self._log_running(averages_since_logged(self.learner, self.sums))
         may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
+        split = self.config.eval_split
         with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
-            values = self._evaluate(self.config.eval_split)
+            values = self._evaluate(split)
         if self.learner.scheduler_interval == "epoch":
             optim.advance_after_evaluation(
                 self.learner.scheduler, values.values, self.directions, history.last
@@ -356,6 +357,8 @@ class Run:
                 clock.leave_out(time.perf_counter() - began)
         is_kept = history.note_evaluation(position.epoch, position.step)
         self._is_at_best = is_kept and history.bests[0]["step"] == position.step
+        if not self._draws_best:
+            self.observer.end_evaluation(split, is_last=self.is_done)
         self.record.best()
         return is_kept
 
@@ -367,21 +370,24 @@ class Run:
             yield
         load_task_state(self.learner.task, [task], self.worker.device)
 
-    def _evaluate(self, split: str) -> Averages:
+    def _look(self, split: str) -> Averages:
+        """Return the averages of a split, and have the observer see it."""
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
-        began = time.perf_counter()
         review = self.observer.review()
         batches = build.evaluation_batches(loader, split, self.worker, self.beat)
         batches = self._batch_checks.of_evaluation(batches)
-        values = evaluate(self.learner, batches, self.worker.device, review)
+        return evaluate(self.learner, batches, self.worker.device, review)
+
+    def _evaluate(self, split: str) -> Averages:
+        began = time.perf_counter()
+        values = self._look(split)
         self.history.eval_s += time.perf_counter() - began
         self.record.log(
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
         if split == self.config.eval_split:
             self.early_stop.look(self.history.last, self.position.step)
-        self.observer.end_evaluation(split, is_last=self.is_done)
         self._call_back("on_evaluation_end", split)
         return values
 
@@ -448,13 +454,26 @@ class Run:
             self.sums, self.position, self.data.train, self.worker, diagnosis.fix_for(self.config)
         )
 
+    @property
+    def _draws_best(self) -> bool:
+        """True if the best weights are to be drawn at the run's end, and the last are others."""
+        return self.is_done and self.observer.draws_end and not self._is_at_best
+
     def _test(self) -> None:
-        """Test the weights of the best checkpoint, unless all evaluations were of the test set."""
-        if self.config.eval_split == "test" or self.data.test is None:
-            return
-        if not self._is_at_best:
+        """Test the weights of the best checkpoint, unless all evaluations were of the test set.
+
+        They are also drawn, where the run's end is drawn and the last evaluation was not the best.
+        """
+        split, draws = self.config.eval_split, self._draws_best
+        tests = split != "test" and self.data.test is not None
+        if not self._is_at_best and (tests or draws):
             self.snapshot.load_best(self.paths.best)
-        self._evaluate("test")
+        if draws:
+            self._look(split)
+            self.observer.end_evaluation(split, is_last=True)
+        if tests:
+            self._evaluate("test")
+            self.observer.end_evaluation("test", is_last=True)
 
     def _outcome(self) -> dict[str, Any]:
         history, position, trained_s = self.history, self.position, sum(self.history.epoch_s)

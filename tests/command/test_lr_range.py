@@ -61,6 +61,7 @@ def test_the_losses_are_those_of_a_plain_loop_and_nothing_is_left(tmp_path: Path
     done = run("lr_range", *words, "--from=0.001", "--to=100", "--steps=24", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert "warning" not in done.stderr, "24 epochs of a batch each are enough"
     assert [each["loss"] for each in found["lr_range"]] == pytest.approx(
         by_hand(24, 1e-3, 100.0), 1e-3
     )

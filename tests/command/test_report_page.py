@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from expt.command.report import main
+from expt.runs.result import update_result
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.settings import read_runs
 from tests.command.test_report import leave
+from tests.conftest import Trained
 from tests.facade import Patch
 
 
@@ -103,3 +105,21 @@ def test_a_page_that_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=r"--(html|sort)"):
         main(words)
     assert not Path("page.html").exists()
+
+
+def test_a_regressions_page_has_its_predictions_and_rows_are_made_once(
+    trained: Trained, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    from expt.runs.view import settings
+
+    run = trained("experiment=diabetes", "epochs=1", "world_size=1", name="sweep/a")
+    (tmp_path / "sweep/multirun.yaml").write_text("search: [")
+    settings._rows.cache_clear()
+    assert main([str(tmp_path / "sweep"), "--html", str(tmp_path / "page.html")]) == 0
+    assert settings._rows.cache_info().misses == 1
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Predictions of test" in text
+    assert text.count("<svg") == 2
+    update_result(run.paths, eval_s=1e6)
+    assert main([str(tmp_path / "sweep"), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("<svg") == 1

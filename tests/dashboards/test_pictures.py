@@ -2,6 +2,7 @@
 
 import gc
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+import expt
+from expt.dashboards.events import pictures_of_evaluations
 from expt.dashboards.pictures import (
     WIDTH,
     Review,
@@ -20,6 +23,7 @@ from expt.dashboards.pictures import (
 )
 from expt.dashboards.tensorboard import layers, norms
 from expt.data.loading import Batch
+from tests.conftest import Trained
 from tests.late import Late
 
 NAMES = (
@@ -175,3 +179,32 @@ def test_norms_of_layers() -> None:
         for group in both
     ]
     assert torch.allclose(norms(both), torch.stack(expected))
+
+
+FALLS = "scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 1000}"
+
+
+def counts_of(run: Path, split: str) -> tuple[np.ndarray, list[str]]:
+    found = expt.predict(run, split=split)
+    names = [*found[0]["probabilities"]]
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for record in found:
+        counts[names.index(record["target"]), names.index(record["class"])] += 1
+    return counts, names
+
+
+def test_the_end_of_a_run_is_drawn_with_the_best_weights(trained: Trained, tmp_path: Path) -> None:
+    """Of a table, too; the second epoch destroys what the first has learned."""
+    x = np.random.default_rng(2).normal(size=200)
+    rows = "\n".join(f"{each},{'low' if each < 0 else 'high'}" for each in x)
+    (tmp_path / "x.csv").write_text(f"x,kind\n{rows}\n")
+    table = (f"dataset.path={tmp_path / 'x.csv'}", "dataset.targets=kind", "model.hidden=[4]")
+    few = ("epochs=2", "batch_size=8", "world_size=2", "tensorboard.images=end", FALLS)
+    for words in (("dataset=table", *table), ("dataset.train_limit=320",)):
+        run = trained(*words, *few, name=words[0])
+        assert run.result["best"]["epoch"] == 1
+        found = pictures_of_evaluations(run.paths)
+        for split in ("val", "test"):
+            drawn = Image.open(io.BytesIO(found[f"confusion/{split}"]))
+            expected = confusion_matrix(*counts_of(run.folder, split))
+            assert (pixels(drawn) == pixels(expected)).all()

@@ -205,7 +205,7 @@ def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) 
 
 
 def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None:
-    predictor = Predictor(Plan(photos.folder, split="test"))
+    predictor = Predictor(Plan([(photos.folder, "best")], split="test"))
     (answers,) = predictor
     done: list[Path] = []
     for name in ("o.csv", "o.jsonl", "o.npz"):
@@ -269,7 +269,7 @@ def test_a_link_that_leads_back_adds_no_file(photos: Made, tmp_path: Path) -> No
     (tmp_path / "in" / "below").mkdir(parents=True)
     shutil.copy(photos.data / "test" / "cat" / "0.png", tmp_path / "in" / "below" / "a.png")
     (tmp_path / "in" / "below" / "back").symlink_to("..")
-    assert Plan(photos.folder, [tmp_path / "in"]).inputs.files == [
+    assert Plan([(photos.folder, "best")], [tmp_path / "in"]).inputs.files == [
         str(tmp_path / "in" / "below" / "a.png")
     ]
 

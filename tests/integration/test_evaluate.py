@@ -1,19 +1,22 @@
 """`expt evaluate` with real workers: same numbers on any number, nothing left of a failure."""
 
+import json
 import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import expt
-from expt.command import evaluate
+from expt.command import evaluate, trained_runs
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from tests.conftest import Trained
-from tests.facade import Capture, Patch, as_typed, ended, own_model, start
+from tests.facade import Capture, Patch, as_typed, ended, own_model, run, start
 
 DATA = """
 from torch.utils.data import Dataset
@@ -113,7 +116,8 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
     (sweep / "c" / "result.json").write_text(text.replace("{", '{"search": {"number": 2},', 1))
     evaluate.main([str(sweep), "--best", "3", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == ["a", "c"], "b breaks the limit"
+    shown = [line.split()[0] for line in lines[1:-1]]
+    assert shown == ["a", "c", "mean", "numbers"], "b breaks the limit"
     (sweep / "multirun.yaml").unlink()
     (sweep / "c" / "checkpoints" / "best.safetensors").unlink()
     for words, said in (
@@ -128,3 +132,54 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
             evaluate.main(words)
     evaluate.main([f"{sweep / 'c'}@last", "split=val", "world_size=1"])
     assert (sweep / "c" / "evaluations" / "val-last" / "result.json").exists()
+
+
+def test_the_mean_of_several_runs_is_measured_next_to_each(
+    trained: Trained, tmp_path: Path
+) -> None:
+    few = ("model=mlp", "epochs=1", "dataset.train_limit=320", "world_size=1")
+    runs = [trained(*few, f"seed={seed}", name=f"sweep/{seed}").folder for seed in (0, 1)]
+    measured = dict[int, list[dict[str, Any]]]()
+    for number in (1, 2):
+        words = ("evaluate", *map(str, runs), f"world_size={number}", "--json")
+        measured[number] = json.loads(run(*words, cwd=tmp_path).stdout)["evaluations"]
+    *own, mean = measured[2]
+    assert [each["metrics"]["loss/test"] for each in own] == pytest.approx(
+        [read_result(RunPaths(run))["metrics"]["loss/test"] for run in runs], rel=1e-6
+    )
+    assert mean["evaluation_of"]["mean_of"] == [*map(str, runs)]
+    assert mean["folder"] == str(runs[0] / "evaluations" / "test-mean-of-2_2")
+    assert mean["metrics"] == pytest.approx(measured[1][-1]["metrics"], rel=1e-6)
+    predicted = [expt.predict(run, split="test") for run in runs]
+    chances = np.mean([[[*x["probabilities"].values()] for x in each] for each in predicted], 0)
+    labels = np.array([int(record["target"]) for record in predicted[0]])
+    loss = -np.log(chances[np.arange(len(labels)), labels]).mean()
+    assert mean["metrics"]["loss/test"] == pytest.approx(loss, rel=1e-5)
+    assert mean["metrics"]["accuracy/test"] == (chances.argmax(1) == labels).mean()
+    found = expt.evaluate(runs[0], "world_size=1", flips=True, quiet=True)
+    flipped = expt.predict(runs[0], split="test", flips=True)
+    right = [record["class"] == record["target"] for record in flipped]
+    assert found["accuracy/test"] == pytest.approx(np.mean(right))
+    assert (runs[0] / "evaluations" / "test-flips").is_dir()
+
+
+def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path) -> None:
+    few = as_typed("epochs=1 max_steps=2 world_size=1 tensorboard.images=false")
+    for name, rate in (("a", 0.1), ("b", 0.01), ("c", 0.01)):
+        trained(*few, f"optimizer.lr={rate}", f"seed={len(name + str(rate))}", name=f"sweep/{name}")
+    (tmp_path / "sweep" / "multirun.yaml").write_text("{}")
+    sweep = str(tmp_path / "sweep")
+
+    def chosen(*filters: str, best: int | None = None) -> list[str]:
+        found = trained_runs.chosen([sweep], None, best=best, filters=filters)
+        return sorted(run.name for run, _ in found)
+
+    assert chosen("optimizer.lr=0.1") == ["a"]
+    assert len(chosen("optimizer.lr<0.5")) == 3
+    assert len(chosen(best=2)) == 2
+    assert len(chosen()) == 1
+    for filters in (["optimizer.lr=7"], ["optimizer.lt=0.1"]):
+        with pytest.raises(ConfigError, match=filters[0].partition("=")[0]):
+            chosen(*filters)
+    with pytest.raises(ConfigError, match="is for a sweep"):
+        trained_runs.chosen([f"{sweep}/a"], None, best=None, filters=["seed=0"])

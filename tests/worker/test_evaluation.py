@@ -551,3 +551,19 @@ def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None
         beat=lambda: None,
     )
     assert evaluation._time_evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)
+
+
+@pytest.mark.parametrize(
+    ("tag", "by", "warns"),
+    [("loss/test", 1.03, True), ("loss/test", 1.005, False), ("accuracy/test", 1.001, False)],
+)
+def test_a_loss_is_compared_more_closely_than_a_share(
+    train: TrainAlone, tag: str, by: float, warns: bool, capfd: Capture
+) -> None:
+    """A hundredth of a loss is more than rounding; one sample of an accuracy is not."""
+    done = train(*FEW, "model=mlp")
+    told = {**done.result["metrics"], tag: done.result["metrics"][tag] * by}
+    update_result(done.paths, metrics=told, status="completed")
+    capfd.readouterr()
+    evaluated(done.folder)
+    assert (f"{tag}: " in capfd.readouterr().err) == warns

@@ -19,6 +19,7 @@ from expt.runs.view.settings import rows_in_order
 from expt.runs.view.text import setting, shown_path
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -158,6 +159,24 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
         drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     except (ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def predicted_against_true(
+    predicted: np.ndarray, true: np.ndarray, names: Sequence[str], file: io.BytesIO
+) -> None:
+    """Draw the predictions [n, T] of the first targets against the truth, as SVG.
+
+    Raises ConfigError without matplotlib.
+    """
+    number = min(len(names), PANELS)
+    drawing = _figure_class()(figsize=(3.6 * number, 3.6), dpi=120, layout="constrained")
+    for place, axes in enumerate(drawing.subplots(1, number, squeeze=False)[0]):
+        x, y = true[:, place], predicted[:, place]
+        axes.plot(x, y, ".", markersize=4, alpha=0.4, rasterized=True)
+        axes.axline((x[0], x[0]), slope=1, color="black", linewidth=0.8)
+        axes.set(title=names[place], xlabel="true", ylabel="predicted")
+        axes.grid(alpha=0.3)
+    drawing.savefig(file, format="svg")
 
 
 def _colours(names: Sequence[str]) -> dict[str, Any]:

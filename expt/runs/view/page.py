@@ -21,11 +21,15 @@ _HEAD = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
 body {{ padding: 0 1rem }}
-div {{ overflow-x: auto }}
+p, h1, h3, pre {{ overflow-wrap: anywhere }}
+div {{ overflow: auto; max-height: 42rem }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; white-space: nowrap }}
 th, td {{ text-align: right }} .left {{ text-align: left }}
+th {{ position: sticky; top: 0; background: white }}
 img, svg {{ max-width: 100%; height: auto }}
+@media (max-width: 45rem) {{ div svg {{ max-width: 220% }} }}
+@media print {{ div {{ max-height: none }} }}
 pre {{ background: #f4f4f4; padding: .6rem; overflow-x: auto }}
 </style>
 <h1>{title}</h1>
@@ -77,9 +81,14 @@ def drawn_curves(runs: Sequence[FoundRun]) -> list[str]:
         curves.learning_curves(runs[:DRAWN], drawing)
     except ConfigError as error:
         return paragraph(str(error))
-    svg = drawing.getvalue().decode()
     left = len(runs) - DRAWN
-    return [svg[svg.index("<svg") :], *paragraph(*[f"and {left} more runs"] * (left > 0))]
+    return [picture(drawing), *paragraph(*[f"and {left} more runs"] * (left > 0))]
+
+
+def picture(drawing: io.BytesIO) -> str:
+    """Return an SVG file as a part of the page."""
+    svg = drawing.getvalue().decode()
+    return f"<div>{svg[svg.index('<svg') :]}</div>"
 
 
 def pictures(found: Mapping[str, bytes]) -> list[str]:

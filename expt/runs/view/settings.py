@@ -157,10 +157,15 @@ def rows(
 
 def rows_in_order(runs: Sequence[FoundRun], among: Sequence[FoundRun] | None = None) -> list[Row]:
     """Return the settings in the order of their runs; `among` is as in `rows`."""
-    table = _grouped(among or runs)
+    return [*_rows(tuple(runs), tuple(among or runs))]
+
+
+@functools.lru_cache(maxsize=2)  # a report shows the same rows in several ways
+def _rows(runs: Sequence[FoundRun], among: Sequence[FoundRun]) -> list[Row]:
+    table = _grouped(among)
     keys = _columns([group[0] for group in table])
     repetitions = _repetitions(table)
-    objective = objective_name(among or runs)
+    objective = objective_name(among)
     return [
         Row(
             {key: shown_setting(group[0], key) for key in keys},

@@ -178,8 +178,10 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     rows = [_row_of_evaluation(record, metrics) for record in records]
     if len(records) > 1:
         columns.insert(0, "run")
-        for row, paths in zip(rows, evaluated, strict=True):
-            row.insert(0, paths.folder.parents[1].name)
+        for row, paths, record in zip(rows, evaluated, records, strict=True):
+            several = record["evaluation_of"].get("mean_of")
+            name = f"mean of {len(several)}" if several else paths.folder.parents[1].name
+            row.insert(0, name)
     table = plain_table(columns, left=("run", ""))
     for row in rows:
         table.add_row(*cells(*row))
@@ -190,7 +192,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         _print_classes(console, records[0]["evaluation_of"].get("by_class", {}))
         for line in _facts_of_evaluation(records[0]):
             say(console, line)
-        say(console, field("numbers", shown_path(evaluated[0].result)))
+    if len(records) == 1 or "mean_of" in records[-1]["evaluation_of"]:
+        say(console, field("numbers", shown_path(evaluated[-1].result)))
     around = run.parent if len(records) > 1 else logdir(run)
     say(console, field("look at it", f"tensorboard --logdir {_quoted(around)}"))
 
@@ -202,7 +205,8 @@ def _row_of_evaluation(record: Record, metrics: Iterable[str]) -> list[str]:
     epoch = _moment(read_result(RunPaths(Path(about["run"]))), about).removeprefix("epoch ")
     if about["checkpoint"] in WHICH:
         epoch += f", the {about['checkpoint']}"
-    return [dataset + about["split"], *numbers, f"{about['samples']:,}", epoch]
+    split = f"{dataset}{about['split']}{', flips' if about.get('flips') else ''}"
+    return [split, *numbers, f"{about['samples']:,}", "" if "mean_of" in about else epoch]
 
 
 def _print_classes(console: Console, classes: Mapping[str, ByClass]) -> None:
@@ -227,7 +231,12 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
     config, metrics, split = then.get("config") or {}, then.get("metrics") or {}, about["split"]
     # The numbers of the run for the same weights on the same samples.
     which = "last" if split == config.get("eval_split") else "best"
-    same = about["own_data"] and split in ("val", "test") and about["checkpoint"] == which
+    same = (
+        about["own_data"]
+        and not about.get("flips")
+        and split in ("val", "test")
+        and about["checkpoint"] == which
+    )
     if same and then.get("status") == COMPLETED:
         found = [tag for tag in record["metrics"] if isinstance(metrics.get(tag), float)]
         if shown := ", ".join(f"{tag.partition('/')[0]} {decimals(metrics[tag])}" for tag in found):

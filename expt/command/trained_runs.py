@@ -1,0 +1,70 @@
+"""The runs that `expt predict` and `expt evaluate` use: folders of runs, or some of a sweep."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from expt.command.words import Parser, positive
+from expt.errors import ConfigError
+from expt.runs.found import in_newest, results, without_copies
+from expt.runs.named_checkpoint import run_and_which
+from expt.runs.paths import RunPaths, is_sweep
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options that choose runs, and the one that flips images."""
+    add = parser.add_argument
+    add("--best", type=positive, metavar="N", help="of a sweep: N runs of its best settings [1]")
+    about = "of a sweep: only runs of such settings; as of report [all of them]"
+    add("--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
+    add("--flips", action="store_true", help="average over each image and its mirror image, too")
+
+
+def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the first word, and those after it that are folders of runs and sweeps; the others."""
+    runs = [words[0], *itertools.takewhile(_is_run, words[1:])]
+    return runs, [*words[len(runs) :]]
+
+
+def _is_run(word: str) -> bool:
+    folder = Path(word if Path(word).exists() or "@" not in word else word.rpartition("@")[0])
+    return folder.is_dir() and (is_sweep(folder) or RunPaths(folder).result.exists())
+
+
+def chosen(
+    given: Sequence[str], which: str | None, *, best: int | None, filters: Sequence[str]
+) -> list[tuple[Path, str]]:
+    """Return each run with its checkpoint; of a sweep those that the options choose.
+
+    Raises ConfigError where none is left; `trained_run` refuses other folders.
+    """
+    pairs = (run_and_which(each, which) for each in given)
+    found = ((run, at) for folder, at in pairs for run in _chosen(folder, best, filters))
+    return [*dict.fromkeys(found)]
+
+
+def _chosen(folder: Path, best: int | None, filters: Sequence[str]) -> list[Path]:
+    is_asked = best is not None or filters
+    if not is_sweep(folder) and not (is_asked and folder.exists()):
+        return [folder]
+    if RunPaths(folder).result.exists():
+        option = "--filter" if filters else f"--best {best}"
+        raise ConfigError(f"{option}: is for a sweep, and {folder} is a run; leave it out")
+    from expt.runs.view.settings import filtered  # late: Rich's tables
+    from expt.search.conclusion import ranked
+
+    runs = in_newest(folder, without_copies(results(folder))[0])[0]
+    try:
+        runs = filtered(runs, filters)[0]
+    except ConfigError as error:
+        raise ConfigError(f"--filter {error}") from None
+    rows = ranked(folder, runs)
+    if not rows:
+        which = f" that has {' and '.join(filters)}" if filters else ""
+        raise ConfigError(
+            f"{folder}: no completed run{which} has one objective and keeps all constraints; name"
+            " a run"
+        )
+    return [run.folder for row in rows for run in row.counted][: best or (None if filters else 1)]
