@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.constraints import kind, typed
-from expt.config.key_types import names_around, takes_list
+from expt.config.key_types import names_around, takes_keys, takes_list
 from expt.config.keys import all_keys, example_of, flat, in_a_shell
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, first_line
@@ -57,7 +59,7 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return ConfigError(_unknown_key(word, key, ""))
+        return _error_of(_Unknown(word, key))
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
@@ -74,50 +76,134 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-def _unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = ()) -> str:
-    """Return the error of `word` if this is the choice of its group; None: a custom class.
+@dataclass(frozen=True)
+class _Unknown:
+    """A key that there is not, in a word of the command."""
 
-    `near` are the keys that there are next to it.
-    """
-    group, other = key.partition(".")[0], f"{word}: there is no key '{key}'"
-    above, _, last = key.rpartition(".")
-    if choice is None:
-        hint = did_you_mean(key, near)
-        or_add = f".{hint} Or type" if hint else "; type"
-        return f"{word}: nothing sets '{key}' yet{or_add} +{word}, or add it to the class's YAML"
-    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
-        return f"{other}; add it with +{word}"
-    settings = keys_in_yaml()
-    if key in all_keys() and key not in settings:  # below a key that is null
-        example = example_of(above.split("."))
-        return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    choices = _Choices(group, choice)
-    whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if "." in whole and whole in settings and choices.own and whole not in choices.own:
-        key = whole  # of an element: the list is another choice's
-    if key in settings:
-        return f"{word}: {choices.without(key)}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
-    is_of_group = bool(choice) and above == group and not near
-    every = choices.every
-    meant = choices.closest(last, 0.8, every) or by_end.get(last)  # dataset.groups: dataset.group
-    if not meant and is_of_group:
-        meant = choices.closest(last, 0.6, every)
-    if meant:
-        hint = f"{other}. Did you mean '{meant}'?"
-        if meant in every and meant not in choices.own:
-            hint += f" {group}={choice} has none; add {choices.having(meant)}"
-        return hint
-    if is_of_group:
-        has = f" {group}={choice} has {', '.join(choices.own)}." if choices.own else ""
-        return f"{other}.{has}"
+    word: str
+    key: str
+    choice: str | None = ""
+    """The choice of its group; None for a custom class."""
+    near: Sequence[str] = ()
+    """The keys that there are next to it."""
+    holder: str = ""
+    """The key above it, if that has a value and no keys."""
+    written: str = "..."
+    """The value of the key, as it is typed."""
+
+    @property
+    def group(self) -> str:
+        return self.key.partition(".")[0]
+
+    @property
+    def above(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def last(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def is_of_group(self) -> bool:
+        """True if it lies directly below a group, with no known key next to it."""
+        return bool(self.choice) and self.above == self.group and not self.near
+
+    @functools.cached_property
+    def choices(self) -> _Choices:
+        """The choices of its group."""
+        return _Choices(self.group, self.choice or "")
+
+    def said(self, hint: str) -> str:
+        """Return the error with a hint."""
+        return f"{self.word}: there is no key '{self.key}'{hint}"
+
+
+def _below_value(unknown: _Unknown) -> str:
+    holder, one = unknown.holder, unknown.written
+    if not holder:
+        return ""
+    if takes_list(holder) and holder in all_keys():
+        one = f"[{one}]"
+    return f"{unknown.word}: {holder} has no keys below it; write {in_a_shell(f'{holder}={one}')}"
+
+
+def _of_custom_class(unknown: _Unknown) -> str:
+    if unknown.choice is not None:
+        return ""
+    hint = did_you_mean(unknown.key, unknown.near)
+    or_add = f".{hint} Or type" if hint else "; type"
+    word = unknown.word
+    return (
+        f"{word}: nothing sets '{unknown.key}' yet{or_add} +{word}, or add it to the class's YAML"
+    )
+
+
+def _to_be_added(unknown: _Unknown) -> str:
+    is_class = unknown.group in groups() and unknown.last == "_target_"
+    if is_class or unknown.key.startswith("task.metrics."):
+        return unknown.said(f"; add it with +{unknown.word}")
+    return ""
+
+
+def _below_null(unknown: _Unknown) -> str:
+    if unknown.key not in all_keys() or unknown.key in keys_in_yaml():
+        return ""
+    above, example = unknown.above, example_of(unknown.above.split("."))
+    return f"{unknown.word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
+
+
+def _of_other_choice(unknown: _Unknown) -> str:
+    """Return the choices that have the key, or that one above it of which it is an element."""
+    names, own = unknown.key.split("."), unknown.choices.own
+    every = [".".join(names[:end]) for end in range(len(names), 0, -1)]
+    known = next((key for key in every if key in keys_in_yaml()), "")
+    if known == unknown.key or ("." in known and own and known not in own):
+        return f"{unknown.word}: {unknown.choices.without(known)}"
+    return ""
+
+
+def _misspelt(unknown: _Unknown) -> str:
+    """Return the key of its group, or of another place, whose last name is like this one's."""
+    choices, by_end = unknown.choices, {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]}
+    meant = choices.closest(unknown.last, 0.8, choices.every)  # dataset.groups: dataset.group
+    meant = meant or ELSEWHERE.get(unknown.last) or by_end.get(unknown.last)
+    if not meant and unknown.is_of_group:
+        meant = choices.closest(unknown.last, 0.6, choices.every)
+    if not meant:
+        return ""
+    hint = f". Did you mean '{meant}'?"
+    if meant in choices.every and meant not in choices.own:
+        hint += f" {unknown.group}={unknown.choice} has none; add {choices.having(meant)}"
+    return unknown.said(hint)
+
+
+def _of_choice(unknown: _Unknown) -> str:
+    if not unknown.is_of_group:
+        return ""
+    group, own = unknown.group, unknown.choices.own
+    return unknown.said(f". {group}={unknown.choice} has {', '.join(own)}." if own else ".")
+
+
+def _anywhere(unknown: _Unknown) -> str:
+    settings, key = keys_in_yaml(), unknown.key
     known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    if above and group not in settings:
-        known += [f"{each}.{last}" for each in groups()]
-    hint = did_you_mean(key, near or known)
-    if not hint and group in settings:
-        hint = f" --help {group} lists its keys"
-    return f"{other}.{hint}"
+    if unknown.above and unknown.group not in settings:
+        known += [f"{each}.{unknown.last}" for each in groups()]
+    hint = did_you_mean(key, unknown.near or known)
+    if not hint and unknown.group in settings:
+        hint = f" --help {unknown.group} lists its keys"
+    return unknown.said(f".{hint}")
+
+
+_HINTS: tuple[Callable[[_Unknown], str], ...] = (
+    *(_below_value, _of_custom_class, _to_be_added, _below_null),
+    *(_of_other_choice, _misspelt, _of_choice, _anywhere),
+)
+"""Functions to the error of an unknown key; the first that is not empty is the one."""
+
+
+def _error_of(unknown: _Unknown) -> ConfigError:
+    return ConfigError(next(filter(None, (hint(unknown) for hint in _HINTS))))
 
 
 class _Choices:
@@ -185,17 +271,22 @@ def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -
     unknown = _first_unknown(own, path, word.value())
     if not unknown:
         return
-    near, names = list[str](), unknown.split(".")
-    if choice is None:
-        node, at = _descend(own, names)
-        if isinstance(node, dict):  # with the keys next to the first one that there is not
-            near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in node]
-        if path[0] == "dataset":
-            near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
+    names = unknown.split(".")
+    value, at = _descend(own, names)
+    near = list[str]()
+    if choice is None and isinstance(value, dict):  # the keys next to the first that there is not
+        near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
+    if choice is None and path[0] == "dataset":
+        near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
     if re.search(r"\.\d+\.", unknown):  # in an element of a list
         above = ".".join(names[:-1])
         near += [f"{above}.{name}" for name in names_around(names, own)]
-    raise ConfigError(_unknown_key(str(word.input_line), unknown, choice, near))
+    written = typed(word.value()) if unknown == word.key_or_group else "..."
+    holder = ".".join(names[:at])
+    may_have_keys = isinstance(value, dict | list) or takes_keys(holder)
+    if may_have_keys or (value is None and holder not in all_keys()):
+        holder = ""
+    raise _error_of(_Unknown(str(word.input_line), unknown, choice, near, holder, written))
 
 
 def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
@@ -242,10 +333,24 @@ def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[st
 def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
     """Raise ConfigError for an element that is to be deleted, with the list that is left."""
     path = word.key_or_group.split(".")
+    value, at = _descend(own, path)
+    if at < len(path):
+        found = f"{'.'.join(path[:at])} is {typed(value)}"
+        raise ConfigError(f"{word.input_line}: there is no {'.'.join(path[: at + 1])}; {found}")
     end = list_on(own, word) or 0
-    left = [each for at, each in enumerate(_descend(own, path[:end])[0]) if str(at) != path[end]]
+    left = _without(_descend(own, path[:end])[0], path[end:])
     whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
     raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
+
+
+def _without(node: Any, path: Sequence[str]) -> Any:
+    """Return a list or a mapping without the element or the key at a path that is there."""
+    named = node.items() if isinstance(node, dict) else enumerate(node)
+    found = {key: each for key, each in named if len(path) > 1 or str(key) != path[0]}
+    for key, each in found.items():
+        if str(key) == path[0]:
+            found[key] = _without(each, path[1:])
+    return found if isinstance(node, dict) else [*found.values()]
 
 
 def list_on(own: Mapping[str, Any], word: Override) -> int | None:

@@ -175,7 +175,11 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("optimizer.betas.0=1", r"optimizer=sgd has no key 'optimizer\.betas'; add one .*=adam or"),
         ("seed=${seeds}", "' not found; name a key or a variable"),
         ("seed='${oc.decode:\"1,2\"}'", r"expecting <EOF>$"),
-        ("epochs.x=3", "epochs"),
+        ("epochs.x=3", r"write epochs=3$"),
+        ("optimizer.lr.x=3", r"write optimizer\.lr=3$"),
+        ("max_steps.0.x=3", r"write max_steps=3$"),
+        ("gpus.first=3", r"write gpus=\[3\]$"),
+        ("dataset.root.x=3", r"has no key 'dataset\.root'; add one .*=mnist or"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
@@ -301,6 +305,7 @@ ELEMENTS = {
     "model.hidden.first=16": r"model\.hidden=\[64,64,16\]",
     "~model.hidden.1": r"model\.hidden=\[64\]",
     "~model.hidden[0]": r"model\.hidden=\[64\]",
+    "~model.hidden[2]": r"no model\.hidden\.2; model\.hidden is \[64,64\]$",
     "model.hidden[-1]=16": "counted from 0",
     "model.hidden.-1=16": "counted from 0",
     "model.hidden[0:1]=16": "counted from 0",
@@ -336,6 +341,8 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
     with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
         composer().compose(["optimizer.groups.0.lr_scale=2"])
+    with pytest.raises(ConfigError, match=r"'optimizer\.groups=\[{match:a},{lr_scale:2}\]'$"):
+        composer().compose([*words, "~optimizer.groups.1.match"])
 
 
 def test_a_whole_list_replaces_an_element_typed_before() -> None:
