@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command.compose import Composer, resolving
+from expt.command.compose import Composer
 from expt.command.grammar import key_of, last_of_each, parse_one
-from expt.command.hydra_part import folder_of, launcher_options
+from expt.command.hydra_part import folder_of, launcher_options, resolving
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run

@@ -22,7 +22,7 @@ from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
 from expt.command.grammar import parse, readable, replaces, with_classes_added
-from expt.command.hydra_part import hydra_files, own_folders_of
+from expt.command.hydra_part import hydra_files, own_folders_of, place
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir
@@ -110,7 +110,7 @@ def test_every_custom_dataset_has_the_same_keys() -> None:
 def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
     words = ["seed=3", "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"]
     composed = composer().compose(words)
-    compose.place(composed, tmp_path / "seed=3", 7)
+    place(composed, tmp_path / "seed=3", 7)
     assert compose.settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
     files = hydra_files(composed, words)
     config, own, overrides = map(yaml.safe_load, files.values())
@@ -343,6 +343,12 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         composer().compose(["optimizer.groups.0.lr_scale=2"])
     with pytest.raises(ConfigError, match=r"'optimizer\.groups=\[{match:a},{lr_scale:2}\]'$"):
         composer().compose([*words, "~optimizer.groups.1.match"])
+
+
+def test_an_element_is_set_next_to_a_number_that_is_a_key() -> None:
+    words = ["+recipe={a: 1}", "++model.hidden.0=16", "+recipe.5=2"]
+    found = composer().settings(words, sweep=False)
+    assert (found["model"]["hidden"], found["recipe"]) == ([16], {"a": 1, "5": 2})
 
 
 def test_a_whole_list_replaces_an_element_typed_before() -> None:
