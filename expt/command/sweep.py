@@ -226,9 +226,17 @@ class Sweep:
 class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with the events of a sweep's runs."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path, **how: Any) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total: int,
+        folder: Path,
+        what: str = "sweep",
+        note: Callable[[Job], str] = lambda _: "",
+    ) -> None:
         """Take arguments as SweepDisplay does."""
-        super().__init__(console, total=total, folder=folder, **how)
+        super().__init__(console, total=total, folder=folder, what=what, note=note)
         self.runs: dict[Job, list[SweepRun]] = {}
         """The requested runs of each job: a grid may name one twice."""
 
