@@ -291,7 +291,7 @@ def test_a_lack_of_memory_is_no_fault_of_the_files(
 
     rows(4).save_to_disk(tmp_path / "set")
     monkeypatch.setattr(hf, "load_from_disk", load)
-    with pytest.raises(OutOfMemory, match="^dataset.path="):
+    with pytest.raises(OutOfMemory, match=r"^dataset\.path="):
         build_data(chosen(), ALONE)
 
 
