@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -59,7 +57,7 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return _error_of(_Unknown(word, key))
+        return _Unknown(word, key).error()
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
@@ -76,134 +74,108 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-@dataclass(frozen=True)
 class _Unknown:
-    """A key that there is not, in a word of the command."""
+    """A key that there is not, in a word of the command, and the hints about it."""
 
-    word: str
-    key: str
-    choice: str | None = ""
-    """The choice of its group; None for a custom class."""
-    near: Sequence[str] = ()
-    """The keys that there are next to it."""
-    holder: str = ""
-    """The key above it, if that has a value and no keys."""
-    written: str = "..."
-    """The value of the key, as it is typed."""
+    def __init__(
+        self,
+        word: str,
+        key: str,
+        choice: str | None = "",
+        near: Sequence[str] = (),
+        holder: str = "",
+        written: str = "...",
+    ) -> None:
+        """Take the choice of the key's group, None for a custom class, and the keys next to it.
 
-    @property
-    def group(self) -> str:
-        return self.key.partition(".")[0]
+        `holder` is the key above it, if that has a value and no keys; `written` is the value.
+        """
+        self._word, self._key, self._choice, self._near = word, key, choice, near
+        self._holder, self._written = holder, written
+        self._group = key.partition(".")[0]
+        self._above, _, self._last = key.rpartition(".")
+        self._is_of_group = bool(choice) and self._above == self._group and not near
+        self._choices = _Choices(self._group, choice or "")
 
-    @property
-    def above(self) -> str:
-        return self.key.rpartition(".")[0]
+    def error(self) -> ConfigError:
+        """Return the error with the first hint that there is."""
+        hints = (
+            *(self._below_value, self._of_custom_class, self._to_be_added, self._below_null),
+            *(self._of_other_choice, self._misspelt, self._of_choice, self._anywhere),
+        )
+        return ConfigError(next(filter(None, (hint() for hint in hints))))
 
-    @property
-    def last(self) -> str:
-        return self.key.rpartition(".")[2]
+    def _said(self, hint: str) -> str:
+        return f"{self._word}: there is no key '{self._key}'{hint}"
 
-    @property
-    def is_of_group(self) -> bool:
-        """True if it lies directly below a group, with no known key next to it."""
-        return bool(self.choice) and self.above == self.group and not self.near
+    def _below_value(self) -> str:
+        holder, one = self._holder, self._written
+        if not holder:
+            return ""
+        if takes_list(holder) and holder in all_keys():
+            one = f"[{one}]"
+        return f"{self._word}: {holder} has no keys below it; write {in_a_shell(f'{holder}={one}')}"
 
-    @functools.cached_property
-    def choices(self) -> _Choices:
-        """The choices of its group."""
-        return _Choices(self.group, self.choice or "")
+    def _of_custom_class(self) -> str:
+        if self._choice is not None:
+            return ""
+        hint, add = did_you_mean(self._key, self._near), f"type +{self._word}"
+        add = f".{hint} Or {add}" if hint else f"; {add}"
+        return f"{self._word}: nothing sets '{self._key}' yet{add}, or add it to the class's YAML"
 
-    def said(self, hint: str) -> str:
-        """Return the error with a hint."""
-        return f"{self.word}: there is no key '{self.key}'{hint}"
+    def _to_be_added(self) -> str:
+        is_class = self._group in groups() and self._last == "_target_"
+        is_metric = self._key.startswith("task.metrics.")
+        return self._said(f"; add it with +{self._word}") if is_class or is_metric else ""
 
+    def _below_null(self) -> str:
+        if self._key not in all_keys() or self._key in keys_in_yaml():
+            return ""
+        whole = f"set all of its keys at once, e.g. {example_of(self._above.split('.'))}"
+        return f"{self._word}: {self._above} has no keys yet; {whole}"
 
-def _below_value(unknown: _Unknown) -> str:
-    holder, one = unknown.holder, unknown.written
-    if not holder:
-        return ""
-    if takes_list(holder) and holder in all_keys():
-        one = f"[{one}]"
-    return f"{unknown.word}: {holder} has no keys below it; write {in_a_shell(f'{holder}={one}')}"
+    def _of_other_choice(self) -> str:
+        """Return the choices that have the key, or one above it with a value and no keys."""
+        names, own = self._key.split("."), self._choices.own
+        every = (".".join(names[:end]) for end in range(len(names), 0, -1))
+        known = next((key for key in every if key in keys_in_yaml()), "")
+        is_other = "." in known and own and known not in own
+        without = f"{self._word}: {self._choices.without(known)}"
+        return without if known == self._key or is_other else ""
 
+    def _misspelt(self) -> str:
+        """Return the key of its group, or of another place, whose last name is like this one's."""
+        choices, by_end = (
+            self._choices,
+            {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]},
+        )
+        meant = choices.closest(self._last, 0.8, choices.every)  # dataset.groups: dataset.group
+        meant = meant or ELSEWHERE.get(self._last) or by_end.get(self._last)
+        if not meant and self._is_of_group:
+            meant = choices.closest(self._last, 0.6, choices.every)
+        if not meant:
+            return ""
+        hint = f". Did you mean '{meant}'?"
+        if meant in choices.every and meant not in choices.own:
+            hint += f" {self._group}={self._choice} has none; add {choices.having(meant)}"
+        return self._said(hint)
 
-def _of_custom_class(unknown: _Unknown) -> str:
-    if unknown.choice is not None:
-        return ""
-    hint = did_you_mean(unknown.key, unknown.near)
-    or_add = f".{hint} Or type" if hint else "; type"
-    word = unknown.word
-    return (
-        f"{word}: nothing sets '{unknown.key}' yet{or_add} +{word}, or add it to the class's YAML"
-    )
+    def _of_choice(self) -> str:
+        own = ", ".join(self._choices.own)
+        has = f". {self._group}={self._choice} has {own}." if own else "."
+        return self._said(has) if self._is_of_group else ""
 
-
-def _to_be_added(unknown: _Unknown) -> str:
-    is_class = unknown.group in groups() and unknown.last == "_target_"
-    if is_class or unknown.key.startswith("task.metrics."):
-        return unknown.said(f"; add it with +{unknown.word}")
-    return ""
-
-
-def _below_null(unknown: _Unknown) -> str:
-    if unknown.key not in all_keys() or unknown.key in keys_in_yaml():
-        return ""
-    above, example = unknown.above, example_of(unknown.above.split("."))
-    return f"{unknown.word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-
-
-def _of_other_choice(unknown: _Unknown) -> str:
-    """Return the choices that have the key, or that one above it of which it is an element."""
-    names, own = unknown.key.split("."), unknown.choices.own
-    every = [".".join(names[:end]) for end in range(len(names), 0, -1)]
-    known = next((key for key in every if key in keys_in_yaml()), "")
-    if known == unknown.key or ("." in known and own and known not in own):
-        return f"{unknown.word}: {unknown.choices.without(known)}"
-    return ""
-
-
-def _misspelt(unknown: _Unknown) -> str:
-    """Return the key of its group, or of another place, whose last name is like this one's."""
-    choices, by_end = unknown.choices, {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]}
-    meant = choices.closest(unknown.last, 0.8, choices.every)  # dataset.groups: dataset.group
-    meant = meant or ELSEWHERE.get(unknown.last) or by_end.get(unknown.last)
-    if not meant and unknown.is_of_group:
-        meant = choices.closest(unknown.last, 0.6, choices.every)
-    if not meant:
-        return ""
-    hint = f". Did you mean '{meant}'?"
-    if meant in choices.every and meant not in choices.own:
-        hint += f" {unknown.group}={unknown.choice} has none; add {choices.having(meant)}"
-    return unknown.said(hint)
-
-
-def _of_choice(unknown: _Unknown) -> str:
-    if not unknown.is_of_group:
-        return ""
-    group, own = unknown.group, unknown.choices.own
-    return unknown.said(f". {group}={unknown.choice} has {', '.join(own)}." if own else ".")
-
-
-def _anywhere(unknown: _Unknown) -> str:
-    settings, key = keys_in_yaml(), unknown.key
-    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    if unknown.above and unknown.group not in settings:
-        known += [f"{each}.{unknown.last}" for each in groups()]
-    hint = did_you_mean(key, unknown.near or known)
-    if not hint and unknown.group in settings:
-        hint = f" --help {unknown.group} lists its keys"
-    return unknown.said(f".{hint}")
-
-
-_HINTS: tuple[Callable[[_Unknown], str], ...] = (
-    *(_below_value, _of_custom_class, _to_be_added, _below_null),
-    *(_of_other_choice, _misspelt, _of_choice, _anywhere),
-)
-"""Functions to the error of an unknown key; the first that is not empty is the one."""
-
-
-def _error_of(unknown: _Unknown) -> ConfigError:
-    return ConfigError(next(filter(None, (hint(unknown) for hint in _HINTS))))
+    def _anywhere(self) -> str:
+        settings, key = keys_in_yaml(), self._key
+        known = [
+            name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")
+        ]
+        if self._above and self._group not in settings:
+            known += [f"{each}.{self._last}" for each in groups()]
+        hint = did_you_mean(key, self._near or known)
+        if not hint and self._group in settings:
+            hint = f" --help {self._group} lists its keys"
+        return self._said(f".{hint}")
 
 
 class _Choices:
@@ -286,7 +258,8 @@ def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -
     may_have_keys = isinstance(value, dict | list) or takes_keys(holder)
     if may_have_keys or (value is None and holder not in all_keys()):
         holder = ""
-    raise _error_of(_Unknown(str(word.input_line), unknown, choice, near, holder, written))
+    found = _Unknown(str(word.input_line), unknown, choice, near, holder, written)
+    raise found.error()
 
 
 def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:

@@ -40,25 +40,20 @@ class BatchChecks:
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
         self._worker = worker
-        copies = Copies(learner, worker.device)
-        self._sums: SumCheck | None = None
-        self._curve: _CurveCheck | None = None
-        self._shares: _ShareCheck | None = None
-        self._outputs: _OutputCheck | None = None
-        if config.is_sharded:  # such a model can't be copied
-            return
-        own = {key for key in ("model", "task") if isinstance(getattr(config, key), Target)}
-        if "task" in own:
-            self._sums = SumCheck(copies)
-        if config.gradient_accumulation != 1:
-            self._curve = _CurveCheck(config, copies, worker, is_custom=bool(own))
+        copies, can_copy = Copies(learner, worker.device), not config.is_sharded
+        has_own_model = can_copy and isinstance(config.model, Target)
+        has_own_task = can_copy and isinstance(config.task, Target)
+        is_own = has_own_model or has_own_task
+        self._sums = SumCheck(copies) if has_own_task else None
+        cuts = can_copy and config.gradient_accumulation != 1
+        self._curve = _CurveCheck(config, copies, worker, is_own=is_own) if cuts else None
         # Gloo compares sizes, and its error is explained.
-        is_nccl = worker.device.type == "cuda" and worker.world_size > 1
-        if own and is_nccl and not config.drop_last:
-            self._shares = _ShareCheck(copies, worker)
-        if "model" in own and worker.rank == 0:
-            # A custom task's loss has a check of its own, and says nothing of the model.
-            self._outputs = _OutputCheck(copies, None if "task" in own else LOSS)
+        may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
+        self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
+        # A custom task's loss has a check of its own, and says nothing of the model.
+        loss = None if has_own_task else LOSS
+        looks = has_own_model and worker.rank == 0
+        self._outputs = _OutputCheck(copies, loss) if looks else None
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
@@ -103,18 +98,16 @@ def _of_all_workers(few: Batch | None) -> Batch | None:
 class _CurveCheck:
     """The check of whether micro-batches change the curve."""
 
-    def __init__(
-        self, config: RunConfig, copies: Copies, worker: Worker, *, is_custom: bool
-    ) -> None:
+    def __init__(self, config: RunConfig, copies: Copies, worker: Worker, *, is_own: bool) -> None:
         self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
-        self._is_custom = is_custom
+        self._is_own = is_own
 
     def check(self, few: Batch | None, batch: Batch) -> None:
         """Warn where the micro-batches of a worker's share of a batch do; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
         norms = any(layer.training for layer in layers)
         depends = norms
-        if few is not None and self._is_custom and not norms:
+        if few is not None and self._is_own and not norms:
             depends = _depends(self._copies, few, TRAINING, (True, False))
         number, share = self._number, -(-batch.global_size // self._worker.world_size)
         # Of auto with norms the strategy reports it once it takes fewer.
