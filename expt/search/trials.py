@@ -10,14 +10,7 @@ from pathlib import Path
 from expt.errors import FolderInUse
 from expt.runs.found import FoundRun, results
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.result import (
-    PRUNED,
-    RUNNING,
-    cost_until_now,
-    device_s,
-    read_result,
-    update_result,
-)
+from expt.runs.result import PRUNED, RUNNING, cost_until_now, device_s, read_result, update_result
 from expt.search.trial import Reader, Trial, best, in_order
 
 
