@@ -179,7 +179,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("optimizer.lr.x=3", r"write optimizer\.lr=3$"),
         ("max_steps.0.x=3", r"write max_steps=3$"),
         ("gpus.first=3", r"write gpus=\[3\]$"),
-        ("dataset.root.x=3", r"has no key 'dataset\.root'; add one .*=mnist or"),
+        ("dataset.root.x=3", r"has no key 'dataset\.root'; add one .* or mnist or"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
