@@ -290,7 +290,7 @@ def test_a_lack_of_memory_is_no_fault_of_the_files(
         raise RuntimeError("An error occurred while generating the dataset") from error
 
     rows(4).save_to_disk(tmp_path / "set")
-    monkeypatch.setattr(hf, "load_from_disk", load)
+    monkeypatch.setattr("datasets.load_from_disk", load)
     with pytest.raises(OutOfMemory, match=r"^dataset\.path="):
         build_data(chosen(), ALONE)
 
