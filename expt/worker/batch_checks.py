@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch, leaves, mapped
+from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
 from expt.tasks.checks import method_of
 from expt.tasks.sums import LOSS
@@ -312,7 +312,7 @@ class SumCheck:
     def _found(self, batch: Batch, *, predicted: bool) -> dict[str, _Sums]:
         """Return each sum by its name."""
         found = list[dict[str, _Sum]]()
-        twice = functools.partial(mapped, lambda each: torch.cat((each, each)))
+        twice = functools.partial(mapped, _doubled, parts=ROWS)
         few = first_samples(batch if batch.size > 1 else twice(batch))
         one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
         shared = few._replace(global_size=2 * few.size)
@@ -361,6 +361,10 @@ class SumCheck:
                 " batched, and so on world_size and batch_size; return sums over samples, and"
                 " weights (outputs [B, 1] with targets [B] would make pairs, [B, B])"
             )
+
+
+def _doubled(rows: Tensor | PerSample) -> Tensor | PerSample:
+    return torch.cat((rows, rows)) if isinstance(rows, Tensor) else PerSample(2 * rows)
 
 
 def _sums(task: Task, module: nn.Module, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:
