@@ -136,7 +136,7 @@ def _fix(config: RunConfig, need: float, length: Length) -> str:
     if epochs <= config.epochs:
         return f"; use less, or max_steps={math.ceil(need)}"
     is_limited = config.max_steps is not None and config.max_steps < need
-    return f"; use less, or epochs={epochs}{' max_steps=null' * is_limited}"
+    return f"; use less, or epochs={epochs}{' max_steps=null' if is_limited else ''}"
 
 
 def _counting(config: RunConfig) -> Iterator[tuple[str, Key, Any, float]]:
