@@ -95,7 +95,9 @@ class _Unknown:
         self._group = key.partition(".")[0]
         self._above, _, self._last = key.rpartition(".")
         self._is_of_group = bool(choice) and self._above == self._group and not near
-        self._choices = _Choices(self._group, choice or "")
+        self._has = {name: keys_of(self._group, name) for name in options(self._group)}
+        self._own = self._has.get(choice or "", [])
+        self._every = [*itertools.chain(*self._has.values())]
 
     def error(self) -> ConfigError:
         """Return the error with the first hint that there is."""
@@ -136,32 +138,47 @@ class _Unknown:
 
     def _of_other_choice(self) -> str:
         """Return the choices that have the key, or one above it with a value and no keys."""
-        names, own = self._key.split("."), self._choices.own
+        names, own = self._key.split("."), self._own
         every = (".".join(names[:end]) for end in range(len(names), 0, -1))
         known = next((key for key in every if key in keys_in_yaml()), "")
-        is_other = "." in known and own and known not in own
-        without = f"{self._word}: {self._choices.without(known)}"
-        return without if known == self._key or is_other else ""
+        if known != self._key and ("." not in known or not own or known in own):
+            return ""
+        lacks = f"there is no {self._group}"
+        if self._choice:
+            lacks = f"{self._group}={self._choice} has no key '{known}'"
+        meant = self._closest(known.rpartition(".")[2], 0.6, own)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        return f"{self._word}: {lacks}{hint} add one that has it: {self._having(known)}"
 
     def _misspelt(self) -> str:
         """Return the key of its group, or of another place, whose last name is like this one's."""
-        choices, by_end = (
-            self._choices,
-            {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]},
-        )
-        meant = choices.closest(self._last, 0.8, choices.every)  # dataset.groups: dataset.group
+        every = [*self._every, *self._own]
+        by_end = {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]}
+        meant = self._closest(self._last, 0.8, every)  # dataset.groups: dataset.group
         meant = meant or ELSEWHERE.get(self._last) or by_end.get(self._last)
         if not meant and self._is_of_group:
-            meant = choices.closest(self._last, 0.6, choices.every)
+            meant = self._closest(self._last, 0.6, every)
         if not meant:
             return ""
         hint = f". Did you mean '{meant}'?"
-        if meant in choices.every and meant not in choices.own:
-            hint += f" {self._group}={self._choice} has none; add {choices.having(meant)}"
+        if meant in self._every and meant not in self._own:
+            hint += f" {self._group}={self._choice} has none; add {self._having(meant)}"
         return self._said(hint)
 
+    def _having(self, key: str) -> str:
+        """Return the word for the choices that have a key."""
+        names = (name for name, below in self._has.items() if key in (self._group, *below))
+        return f"{self._group}={' or '.join(names)}"
+
+    @staticmethod
+    def _closest(last: str, cutoff: float, keys: Sequence[str]) -> str | None:
+        """Return the key whose last name is nearest to `last`; of equal names the last key."""
+        ends = {each.rpartition(".")[2]: each for each in keys}
+        found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
+        return ends[found[0]] if found else None
+
     def _of_choice(self) -> str:
-        own = ", ".join(self._choices.own)
+        own = ", ".join(self._own)
         has = f". {self._group}={self._choice} has {own}." if own else "."
         return self._said(has) if self._is_of_group else ""
 
@@ -176,38 +193,6 @@ class _Unknown:
         if not hint and self._group in settings:
             hint = f" --help {self._group} lists its keys"
         return self._said(f".{hint}")
-
-
-class _Choices:
-    """The choices of a group, and the keys of each."""
-
-    def __init__(self, group: str, choice: str) -> None:
-        self._group, self._choice = group, choice
-        self._has = {name: keys_of(group, name) for name in options(group)}
-        self.own = self._has.get(choice, [])
-        """The keys of the choice that counts."""
-        self.every = [*itertools.chain(*self._has.values())]
-        """The keys of all choices."""
-
-    def having(self, key: str) -> str:
-        """Return the word for the choices that have a key."""
-        names = (name for name, below in self._has.items() if key in (self._group, *below))
-        return f"{self._group}={' or '.join(names)}"
-
-    def closest(self, last: str, cutoff: float, others: Sequence[str] = ()) -> str | None:
-        """Return the key, of the choice or the others, whose last name is nearest to `last`."""
-        ends = {each.rpartition(".")[2]: each for each in (*others, *self.own)}
-        found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
-        return ends[found[0]] if found else None
-
-    def without(self, key: str) -> str:
-        """Return the error for a key that only other choices have."""
-        missing = f"there is no {self._group}"
-        if self._choice:
-            missing = f"{self._group}={self._choice} has no key '{key}'"
-        meant = self.closest(key.rpartition(".")[2], 0.6)
-        hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{missing}{hint} add one that has it: {self.having(key)}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
