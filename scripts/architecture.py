@@ -36,7 +36,7 @@ LEVEL = {
     for name in names
 }
 WITH_TORCH = ("checkpoint",)  # of `runs`
-WITH_HYDRA = ("command.compose", "command.grammar")
+WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
@@ -172,7 +172,7 @@ def imports_of_others(module: Module) -> Iterator[str]:
     for name in imported(module.tree):
         library = name.partition(".")[0]
         if library == "hydra" and module.name not in WITH_HYDRA:
-            yield f"imports {name}: only {' and '.join(WITH_HYDRA)} do"
+            yield f"imports {name}: only {', '.join(WITH_HYDRA)} do"
         yield from private_of_hydra(name)
         if is_torch(name) and (light or library == "torchvision"):
             yield f"imports {name}: it takes seconds in every command"

@@ -22,7 +22,7 @@ from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs import continuing, lineage
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import Source
+from expt.runs.may_continue import Source
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.named_checkpoint import read
 from expt.runs.paths import RunPaths

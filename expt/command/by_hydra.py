@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from expt import machine
-from expt.command import compose, terminal
+from expt.command import compose, hydra_part, terminal
 from expt.command.compose import Composer
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
@@ -38,7 +38,7 @@ class HydraTask:
 
     def __call__(self, composed: DictConfig) -> float | None:
         """Train one run, in the folder that Hydra has made for it; returns its objective."""
-        hydra, this = compose.hydra_now(), self._command
+        hydra, this = hydra_part.hydra_now(), self._command
         sweep = getattr(hydra.mode, "name", None) == "MULTIRUN"
         if this is None:
             this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
@@ -48,7 +48,7 @@ class HydraTask:
         config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
         env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            words = compose.typed_in(hydra)
+            words = hydra_part.typed_in(hydra)
             return train(this, words, config, paths, settings=settings, env=env)
         except Interrupted as error:
             if not sweep:

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import yaml
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import (
     ChoiceSweep,
     Glob,
@@ -28,12 +26,11 @@ from hydra.core.override_parser.types import (
     RangeSweep,
 )
 from hydra.core.utils import JobRuntime
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.conf_files import options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
+from expt.command.hydra_part import COMPOSING, place, resolving, typed_in
 from expt.command.mistakes import (
     as_config_error,
     list_on,
@@ -53,8 +50,6 @@ from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
 
-COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
-"""Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
 VERSION_BASE = "1.3"
 MAX_BASES = 1000
 """Choices of groups whose composition is kept; each takes 30 kB."""
@@ -167,19 +162,24 @@ class Composer:
 
     def _updated(self, words: Sequence[str]) -> tuple[_Base, dict[str, Any]]:
         """Return the base of the words that choose, and its settings with the values of others."""
-        overrides = [parse_one(word) for word in with_classes_added(words)]
-        for each in overrides:
-            refuse_no_choice(each)
-        values = [each for each in overrides if self._sets_value(each)]
-        others = [each for each in overrides if each not in values]
-        of_lists = [each for each in others if re.search(r"\.\d+(\.|$)", each.key_or_group)]
-        base, own = self._with_values([each for each in others if each not in of_lists], values)
-        for each in of_lists:
-            refuse_no_list(own, each)
-        if any(list_on(own, each) is None for each in of_lists):
-            return self._with_values(others, values)
-        for each in of_lists:  # Hydra adds and deletes keys, but no elements of lists
-            own = base.with_value(own, each)
+        choices, values, elements = list[Override](), list[Override](), list[Override]()
+        for word in map(parse_one, with_classes_added(words)):
+            refuse_no_choice(word)
+            if self._sets_value(word):
+                values.append(word)
+            elif re.search(r"\.\d+(\.|$)", word.key_or_group):
+                elements.append(word)
+            else:
+                choices.append(word)
+        base, own = self._with_values(choices, values)
+        for word in elements:
+            refuse_no_list(own, word)
+        numbered = [word for word in elements if list_on(own, word) is None]  # keys of mappings
+        if numbered:
+            base, own = self._with_values([*choices, *numbered], values)
+        for word in elements:  # Hydra adds and deletes keys, but no elements of lists
+            if word not in numbered:
+                own = base.with_value(own, word)
         return base, own
 
     def _with_values(
@@ -244,21 +244,21 @@ class _Base:
         self.own: dict[str, Any] = {key: own[key] for key in own if key != "hydra"}
         """The settings, interpolations as they are written."""
         self.has_environment = bool(composed.hydra.job.env_set)
-        self.choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
+        self.choices = _choices_of(composed)
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for an unknown key."""
         path, value = word.key_or_group.split("."), word.value()
-        group = path[0]
         if word.is_delete():
             refuse_to_delete(own, word)
         refuse_no_list(own, word)
-        is_custom = isinstance(own.get(group), dict) and "_target_" in own[group]
-        is_name = path[1:] == ["name"] and isinstance(own.get(group), dict) and not is_custom
-        if is_name and value != own[group].get("name") and value in options(group):
+        group, chosen = path[0], own.get(path[0])
+        is_custom = isinstance(chosen, dict) and "_target_" in chosen
+        is_name = isinstance(chosen, dict) and path[1:] == ["name"] and not is_custom
+        if is_name and value != chosen.get("name") and value in options(group):
             raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
         # Every custom dataset has these keys, in its YAML or not.
-        may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
+        may_add = is_custom and group == "dataset" and not CUSTOM_DATASET_KEYS.isdisjoint(path[1:2])
         if word.type == OverrideType.CHANGE and not may_add:
             refuse_unknown(own, word, None if is_custom else str(self.choices.get(group) or ""))
         return with_value(own, path, value, merge=True)
@@ -270,31 +270,40 @@ def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
     A task that Hydra itself calls gets a configuration without Hydra's part: errors about that are
     OmegaConf's, and name no file of YAML.
     """
-    has_hydra, own = "hydra" in composed, [str(key) for key in composed if key != "hydra"]
-    with resolving(composed) if has_hydra else contextlib.nullcontext():
-        unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-        leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
-        texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
-        found = {
-            key: text
-            for key, text in secrets.interpolations(texts)
-            if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
-        }
-        secrets.remember(found)  # first, for an error may show them
-        content = {key: _contained(composed[key]) for key in own}
-        secrets.remember(found, content)
-        node = {**content, "secrets": found}
-        if texts and (following := _following(composed, texts)):
-            node["following"] = following
-        settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-        settings.origin = Origin(texts)
-        if not has_hydra:
-            return settings
-        places = [str(each) for each in composed.hydra.searchpath or ()]
+    if "hydra" not in composed:
+        return _resolved(composed, sweep=sweep)
+    with resolving(composed):
+        settings, hydra = _resolved(composed, sweep=sweep), composed.hydra
+        places = [str(each) for each in hydra.searchpath or ()]
         files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
-        choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
         folders = [Path(os.path.relpath(file)) for file in files]
-        return _with_files(settings, folders, choices, typed_in(composed.hydra))
+        return _with_files(settings, folders, _choices_of(composed), typed_in(hydra))
+
+
+def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
+    """Return the settings of a configuration; note its variables, which may be secrets."""
+    own = [str(key) for key in composed if key != "hydra"]
+    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+    leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
+    texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
+    variables = {
+        key: text
+        for key, text in secrets.interpolations(texts)
+        if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
+    }
+    secrets.remember(variables)  # first, for an error may show them
+    content = {key: _contained(composed[key]) for key in own}
+    secrets.remember(variables, content)
+    node = {**content, "secrets": variables}
+    if texts and (following := _following(composed, texts)):
+        node["following"] = following
+    settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
+    settings.origin = Origin(texts)
+    return settings
+
+
+def _choices_of(composed: DictConfig) -> dict[str, str | None]:
+    return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
 
 def _contained(value: Any) -> Any:
@@ -337,27 +346,12 @@ def _with_files(
     return settings
 
 
-def place(composed: DictConfig, folder: Path, number: int | None = None) -> None:
-    """Say in Hydra's part where the run is, and which of a sweep's."""
-    with open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
-        composed.hydra.runtime.output_dir = str(folder.absolute())
-        composed.hydra.mode = "RUN" if number is None else "MULTIRUN"
-        if number is not None:
-            composed.hydra.job.id = composed.hydra.job.num = number
-            composed.hydra.sweep.subdir = folder.name
-
-
 def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
     """Let Hydra itself run this process's command: its printing options, other sweepers."""
     sys.argv = [sys.argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register_resolvers()
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()
-
-
-def hydra_now() -> Any:
-    """Return Hydra's part of the configuration that it has called a task with."""
-    return HydraConfig.get()
 
 
 def register_resolvers() -> None:
@@ -370,24 +364,3 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver(
         "unused_folder", make_unused_folder, use_cache=True, replace=True
     )
-
-
-@contextlib.contextmanager
-def resolving(composed: DictConfig) -> Iterator[None]:
-    """While entered, `${hydra:...}` is read of this configuration."""
-    with lock:
-        known = HydraConfig.instance()
-        others = known.cfg
-        known.set_config(composed)
-        try:
-            yield
-        except COMPOSING as error:
-            raise as_config_error(error, typed_in(composed.hydra)) from error
-        finally:
-            known.cfg = others
-
-
-def typed_in(hydra: Any) -> list[str]:
-    """Return the words of a run from Hydra's part of its configuration."""
-    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    return [str(word) for word in words]

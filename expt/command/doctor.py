@@ -105,12 +105,11 @@ def _findings(root: str | None) -> Iterator[Finding]:
     yield torch
     if torch.outcome == "fail":
         return  # all that follows needs it
-    trained = [two_workers("gpus=0")]  # while that process imports torchvision
-    if len(gpus.visible().gpus) > 1:
-        trained.append(two_workers("gpus=2"))
     yield from of_torch
     yield from _datasets(root)
-    yield from trained
+    yield two_workers("gpus=0")
+    if len(gpus.visible().gpus) > 1:
+        yield two_workers("gpus=2")
 
 
 def _in_another_process() -> Iterator[Finding]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.compose import resolving
 from expt.command.conf_files import hydra_words
-from expt.command.grammar import readable
+from expt.command.grammar import lock, readable
+from expt.command.mistakes import as_config_error
 from expt.errors import ConfigError, warn
 from expt.runs.overrides import literal
 
+COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
+"""Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """Beginnings of the keys that only a sweep has."""
 USED = tuple(
@@ -23,6 +29,42 @@ USED = tuple(
 )
 """Beginnings of Hydra's keys that expt reads."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
+
+
+@contextlib.contextmanager
+def resolving(composed: DictConfig) -> Iterator[None]:
+    """While entered, `${hydra:...}` is read of this configuration."""
+    with lock:
+        known = HydraConfig.instance()
+        others = known.cfg
+        known.set_config(composed)
+        try:
+            yield
+        except COMPOSING as error:
+            raise as_config_error(error, typed_in(composed.hydra)) from error
+        finally:
+            known.cfg = others
+
+
+def hydra_now() -> Any:
+    """Return Hydra's part of the configuration that it has called a task with."""
+    return HydraConfig.get()
+
+
+def place(composed: DictConfig, folder: Path, number: int | None = None) -> None:
+    """Say in Hydra's part where the run is, and which of a sweep's."""
+    with open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.runtime.output_dir = str(folder.absolute())
+        composed.hydra.mode = "RUN" if number is None else "MULTIRUN"
+        if number is not None:
+            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.sweep.subdir = folder.name
+
+
+def typed_in(hydra: Any) -> list[str]:
+    """Return the words of a run from Hydra's part of its configuration."""
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return [str(word) for word in words]
 
 
 def is_sweep(composed: DictConfig) -> bool:

@@ -107,7 +107,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     paths = RunPaths(hydra_part.folder_of(composed, "run"))
     if not paths.result.exists():
         refuse_mixed(paths.folder, "hydra.run.dir")
-    compose.place(composed, paths.folder)
+    hydra_part.place(composed, paths.folder)
     files = hydra_part.hydra_files(composed, command_line.words_to_keep(paths, asked.words))
     env = hydra_part.environment_of(composed)
     train(this, asked.words, config, paths, settings=settings, hydra=files, env=env)

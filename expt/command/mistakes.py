@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.constraints import kind, typed
-from expt.config.key_types import names_around, takes_list
+from expt.config.key_types import names_around, takes_keys, takes_list
 from expt.config.keys import all_keys, example_of, flat, in_a_shell
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, first_line
@@ -57,7 +57,7 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return ConfigError(_unknown_key(word, key, ""))
+        return _Unknown(word, key).error()
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
@@ -74,82 +74,125 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-def _unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = ()) -> str:
-    """Return the error of `word` if this is the choice of its group; None: a custom class.
+class _Unknown:
+    """A key that there is not, in a word of the command, and the hints about it."""
 
-    `near` are the keys that there are next to it.
-    """
-    group, other = key.partition(".")[0], f"{word}: there is no key '{key}'"
-    above, _, last = key.rpartition(".")
-    if choice is None:
-        hint = did_you_mean(key, near)
-        or_add = f".{hint} Or type" if hint else "; type"
-        return f"{word}: nothing sets '{key}' yet{or_add} +{word}, or add it to the class's YAML"
-    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
-        return f"{other}; add it with +{word}"
-    settings = keys_in_yaml()
-    if key in all_keys() and key not in settings:  # below a key that is null
-        example = example_of(above.split("."))
-        return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    choices = _Choices(group, choice)
-    whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if "." in whole and whole in settings and choices.own and whole not in choices.own:
-        key = whole  # of an element: the list is another choice's
-    if key in settings:
-        return f"{word}: {choices.without(key)}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(settings)} | ELSEWHERE
-    is_of_group = bool(choice) and above == group and not near
-    every = choices.every
-    meant = choices.closest(last, 0.8, every) or by_end.get(last)  # dataset.groups: dataset.group
-    if not meant and is_of_group:
-        meant = choices.closest(last, 0.6, every)
-    if meant:
-        hint = f"{other}. Did you mean '{meant}'?"
-        if meant in every and meant not in choices.own:
-            hint += f" {group}={choice} has none; add {choices.having(meant)}"
-        return hint
-    if is_of_group:
-        has = f" {group}={choice} has {', '.join(choices.own)}." if choices.own else ""
-        return f"{other}.{has}"
-    known = [name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
-    if above and group not in settings:
-        known += [f"{each}.{last}" for each in groups()]
-    hint = did_you_mean(key, near or known)
-    if not hint and group in settings:
-        hint = f" --help {group} lists its keys"
-    return f"{other}.{hint}"
+    def __init__(
+        self,
+        word: str,
+        key: str,
+        choice: str | None = "",
+        near: Sequence[str] = (),
+        holder: str = "",
+        written: str = "...",
+    ) -> None:
+        """Take the choice of the key's group, None for a custom class, and the keys next to it.
 
+        `holder` is the key above it, if that has a value and no keys; `written` is the value.
+        """
+        self._word, self._key, self._choice, self._near = word, key, choice, near
+        self._holder, self._written = holder, written
+        self._group = key.partition(".")[0]
+        self._above, _, self._last = key.rpartition(".")
+        self._is_of_group = bool(choice) and self._above == self._group and not near
+        self._has = {name: keys_of(self._group, name) for name in options(self._group)}
+        self._own = self._has.get(choice or "", [])
+        self._every = [*itertools.chain(*self._has.values())]
 
-class _Choices:
-    """The choices of a group, and the keys of each."""
+    def error(self) -> ConfigError:
+        """Return the error with the first hint that there is."""
+        hints = (
+            *(self._below_value, self._of_custom_class, self._to_be_added, self._below_null),
+            *(self._of_other_choice, self._misspelt, self._of_choice, self._anywhere),
+        )
+        return ConfigError(next(filter(None, (hint() for hint in hints))))
 
-    def __init__(self, group: str, choice: str) -> None:
-        self._group, self._choice = group, choice
-        self._has = {name: keys_of(group, name) for name in options(group)}
-        self.own = self._has.get(choice, [])
-        """The keys of the choice that counts."""
-        self.every = [*itertools.chain(*self._has.values())]
-        """The keys of all choices."""
+    def _said(self, hint: str) -> str:
+        return f"{self._word}: there is no key '{self._key}'{hint}"
 
-    def having(self, key: str) -> str:
+    def _below_value(self) -> str:
+        holder, one = self._holder, self._written
+        if not holder:
+            return ""
+        if takes_list(holder) and holder in all_keys():
+            one = f"[{one}]"
+        return f"{self._word}: {holder} has no keys below it; write {in_a_shell(f'{holder}={one}')}"
+
+    def _of_custom_class(self) -> str:
+        if self._choice is not None:
+            return ""
+        hint, add = did_you_mean(self._key, self._near), f"type +{self._word}"
+        add = f".{hint} Or {add}" if hint else f"; {add}"
+        return f"{self._word}: nothing sets '{self._key}' yet{add}, or add it to the class's YAML"
+
+    def _to_be_added(self) -> str:
+        is_class = self._group in groups() and self._last == "_target_"
+        is_metric = self._key.startswith("task.metrics.")
+        return self._said(f"; add it with +{self._word}") if is_class or is_metric else ""
+
+    def _below_null(self) -> str:
+        if self._key not in all_keys() or self._key in keys_in_yaml():
+            return ""
+        whole = f"set all of its keys at once, e.g. {example_of(self._above.split('.'))}"
+        return f"{self._word}: {self._above} has no keys yet; {whole}"
+
+    def _of_other_choice(self) -> str:
+        """Return the choices that have the key, or one above it with a value and no keys."""
+        names, own = self._key.split("."), self._own
+        every = (".".join(names[:end]) for end in range(len(names), 0, -1))
+        known = next((key for key in every if key in keys_in_yaml()), "")
+        if known != self._key and ("." not in known or not own or known in own):
+            return ""
+        lacks = f"there is no {self._group}"
+        if self._choice:
+            lacks = f"{self._group}={self._choice} has no key '{known}'"
+        meant = self._closest(known.rpartition(".")[2], 0.6, own)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        return f"{self._word}: {lacks}{hint} add one that has it: {self._having(known)}"
+
+    def _misspelt(self) -> str:
+        """Return the key of its group, or of another place, whose last name is like this one's."""
+        every = [*self._every, *self._own]
+        by_end = {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]}
+        meant = self._closest(self._last, 0.8, every)  # dataset.groups: dataset.group
+        meant = meant or ELSEWHERE.get(self._last) or by_end.get(self._last)
+        if not meant and self._is_of_group:
+            meant = self._closest(self._last, 0.6, every)
+        if not meant:
+            return ""
+        hint = f". Did you mean '{meant}'?"
+        if meant in self._every and meant not in self._own:
+            hint += f" {self._group}={self._choice} has none; add {self._having(meant)}"
+        return self._said(hint)
+
+    def _having(self, key: str) -> str:
         """Return the word for the choices that have a key."""
         names = (name for name, below in self._has.items() if key in (self._group, *below))
         return f"{self._group}={' or '.join(names)}"
 
-    def closest(self, last: str, cutoff: float, others: Sequence[str] = ()) -> str | None:
-        """Return the key, of the choice or the others, whose last name is nearest to `last`."""
-        ends = {each.rpartition(".")[2]: each for each in (*others, *self.own)}
+    @staticmethod
+    def _closest(last: str, cutoff: float, keys: Sequence[str]) -> str | None:
+        """Return the key whose last name is nearest to `last`; of equal names the last key."""
+        ends = {each.rpartition(".")[2]: each for each in keys}
         found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
         return ends[found[0]] if found else None
 
-    def without(self, key: str) -> str:
-        """Return the error for a key that only other choices have."""
-        missing = f"there is no {self._group}"
-        if self._choice:
-            missing = f"{self._group}={self._choice} has no key '{key}'"
-        meant = self.closest(key.rpartition(".")[2], 0.6)
-        hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{missing}{hint} add one that has it: {self.having(key)}"
+    def _of_choice(self) -> str:
+        own = ", ".join(self._own)
+        has = f". {self._group}={self._choice} has {own}." if own else "."
+        return self._said(has) if self._is_of_group else ""
+
+    def _anywhere(self) -> str:
+        settings, key = keys_in_yaml(), self._key
+        known = [
+            name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")
+        ]
+        if self._above and self._group not in settings:
+            known += [f"{each}.{self._last}" for each in groups()]
+        hint = did_you_mean(key, self._near or known)
+        if not hint and self._group in settings:
+            hint = f" --help {self._group} lists its keys"
+        return self._said(f".{hint}")
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
@@ -185,17 +228,23 @@ def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -
     unknown = _first_unknown(own, path, word.value())
     if not unknown:
         return
-    near, names = list[str](), unknown.split(".")
-    if choice is None:
-        node, at = _descend(own, names)
-        if isinstance(node, dict):  # with the keys next to the first one that there is not
-            near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in node]
-        if path[0] == "dataset":
-            near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
+    names = unknown.split(".")
+    value, at = _descend(own, names)
+    near = list[str]()
+    if choice is None and isinstance(value, dict):  # the keys next to the first that there is not
+        near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
+    if choice is None and path[0] == "dataset":
+        near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
     if re.search(r"\.\d+\.", unknown):  # in an element of a list
         above = ".".join(names[:-1])
         near += [f"{above}.{name}" for name in names_around(names, own)]
-    raise ConfigError(_unknown_key(str(word.input_line), unknown, choice, near))
+    written = typed(word.value()) if unknown == word.key_or_group else "..."
+    holder = ".".join(names[:at])
+    may_have_keys = isinstance(value, dict | list) or takes_keys(holder)
+    if may_have_keys or (value is None and holder not in all_keys()):
+        holder = ""
+    found = _Unknown(str(word.input_line), unknown, choice, near, holder, written)
+    raise found.error()
 
 
 def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
@@ -242,10 +291,24 @@ def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[st
 def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
     """Raise ConfigError for an element that is to be deleted, with the list that is left."""
     path = word.key_or_group.split(".")
+    value, at = _descend(own, path)
+    if at < len(path):
+        found = f"{'.'.join(path[:at])} is {typed(value)}"
+        raise ConfigError(f"{word.input_line}: there is no {'.'.join(path[: at + 1])}; {found}")
     end = list_on(own, word) or 0
-    left = [each for at, each in enumerate(_descend(own, path[:end])[0]) if str(at) != path[end]]
+    left = _without(_descend(own, path[:end])[0], path[end:])
     whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
     raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
+
+
+def _without(node: Any, path: Sequence[str]) -> Any:
+    """Return a list or a mapping without the element or the key at a path that is there."""
+    named = node.items() if isinstance(node, dict) else enumerate(node)
+    found = {key: each for key, each in named if len(path) > 1 or str(key) != path[0]}
+    for key, each in found.items():
+        if str(key) == path[0]:
+            found[key] = _without(each, path[1:])
+    return found if isinstance(node, dict) else [*found.values()]
 
 
 def list_on(own: Mapping[str, Any], word: Override) -> int | None:

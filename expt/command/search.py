@@ -69,14 +69,15 @@ class SearchCommand:
             total=total,
             folder=sweep.folder,
             what="search",
-            note=lambda job: "  best so far" if search.is_new_best(job.paths) else "",
+            note=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
         )
         try:
             sweep.carry_out(
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
-            left_out = [name for name, by in search.others.items() if not by or {*by} - {*REPEATED}]
+            others = search.trials.others.items()
+            left_out = [name for name, by in others if not by or {*by} - {*REPEATED}]
             write_grid(sweep.folder, GridRecord(left_out=left_out))
             sweep.outcome.notes += self._at_end(search)
             if not {COMPLETED, PRUNED} & {*sweep.outcome.ended.values()}:
@@ -128,7 +129,7 @@ class SearchCommand:
         rungs = rungs_of(settings, config, goals)
         reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
-        self._warn_of_others(found.others)
+        self._warn_of_others(found.trials.others)
         found.nearest = self._nearest
         return found
 
@@ -234,7 +235,7 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             run = self._run(number, values)
-            if run.job not in display.runs and search.is_of_another(number, run.job.paths):
+            if run.job not in display.runs and search.trials.is_of_another(number, run.job.paths):
                 display.repeated(run.job)
                 return None
             return display.take(run)

@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command.compose import Composer, resolving
+from expt.command.compose import Composer
 from expt.command.grammar import key_of, last_of_each, parse_one
-from expt.command.hydra_part import folder_of, launcher_options
+from expt.command.hydra_part import folder_of, launcher_options, resolving
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -226,9 +226,17 @@ class Sweep:
 class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with the events of a sweep's runs."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path, **how: Any) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total: int,
+        folder: Path,
+        what: str = "sweep",
+        note: Callable[[Job], str] = lambda _: "",
+    ) -> None:
         """Take arguments as SweepDisplay does."""
-        super().__init__(console, total=total, folder=folder, **how)
+        super().__init__(console, total=total, folder=folder, what=what, note=note)
         self.runs: dict[Job, list[SweepRun]] = {}
         """The requested runs of each job: a grid may name one twice."""
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from expt.command import compose
 from expt.command.command_line import Parents
+from expt.command.compose import Composer
 from expt.command.grammar import about_run, parse_one
-from expt.command.hydra_part import environment_of, hydra_files
+from expt.command.hydra_part import environment_of, hydra_files, place
 from expt.config import kept_code, own_code
 from expt.config.constraints import kind
 from expt.config.identity import LENGTH, Content, Identity, digest
@@ -47,12 +47,12 @@ class SweepRun:
     job: Job
     about: Record
     """The name of the run and the words that ask for it."""
-    composer: compose.Composer
+    composer: Composer
 
     def configuration(self) -> DictConfig:
         """Return its whole configuration, of 300 kB, so it is composed when it is asked for."""
         composed = self.composer.compose(self.words)
-        compose.place(composed, self.job.paths.folder, self.number)
+        place(composed, self.job.paths.folder, self.number)
         return composed
 
     @functools.cached_property
@@ -69,7 +69,7 @@ class SweepRun:
 class SweepFolder:
     """The runs of one sweep's folder."""
 
-    def __init__(self, folder: Path, composer: compose.Composer, machine: Machine) -> None:
+    def __init__(self, folder: Path, composer: Composer, machine: Machine) -> None:
         """Find the runs."""
         self.folder, self._composer, self._machine = folder, composer, machine
         self._known: dict[str, RunPaths] = {}

@@ -54,7 +54,7 @@ def gpus(node: Node, machine: Machine) -> int:
     have = 1 if one and machine.gpus else len(machine.gpus)
     if not have or machine.misnamed:
         why = f"is {have or 'the CPU'}, since {machine.hidden}"
-        note_unused(why * machine.misnamed)
+        note_unused(why if machine.misnamed else "")
     workers = None if node.get("strategy") == "dp" else node.get("world_size")
     asked = [
         size for size in (machine.local_workers, workers) if isinstance(size, int) and size > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt import registry
@@ -23,13 +23,13 @@ FEW = 8
 """Values that are all listed; of more only the nearest is named."""
 _INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an object": "a mapping"}
 """YAML's words for pydantic's."""
-_SHOULD_BE = "input should be"
+_SHOULD_BE = "input should be "
 """The beginning of pydantic's words for a value of another type, or out of range."""
 _MISSING = ("missing", "missing_argument")
 """pydantic's rules of a key that is not there."""
 _NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 _RESOLVER = r"\$\{(?=[\w.]+:)"
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _nowhere(key: str) -> None:
@@ -64,10 +64,17 @@ TYPED = Origin()
 
 
 class _Line(NamedTuple):
-    """A line about a key, and the rule of pydantic's that its value breaks."""
+    """A problem of pydantic's in the words of YAML."""
 
     text: str
+    """The key, its value, and the problem."""
     rule: str
+    """pydantic's name of the rule that the value breaks, such as int_type."""
+    value: Any
+    """The value of the key; of a list with a wrong element the whole list."""
+    wanted: str = ""
+    """The values that the rule takes, such as "a valid integer"; "" if it names none."""
+    of_element: bool = False
 
 
 def explain(
@@ -75,46 +82,49 @@ def explain(
 ) -> list[str]:
     """Return a line for each wrong key: the key, its value, the rule, the nearest valid name."""
     found: dict[str, list[_Line]] = {}
-    lists = set[str]()
+    unknown = list[list[str]]()
     for problem in error.errors():
-        rule, path = problem["type"], _key_path(problem["loc"], node)
+        path = _key_path(problem["loc"], node)
         if path[-1] == "kwargs":  # of a class without _target_, which is reported too
             continue
-        if isinstance(problem["loc"][-1], int):  # a wrong element of a list that is right
-            lists.add(".".join(path))
         lines = found.setdefault(".".join(path), [])
-        line = _Line(_in_words(problem, path, node, root), rule)
-        lines.insert(0 if rule == "value_error" else len(lines), line)
-        if rule == "unexpected_keyword_argument":
-            for meant in (".".join([*path[:-1], near]) for near in _near(path, node, root)):
-                if all(line.rule in _MISSING for line in found.get(meant, ())):
-                    found.pop(meant, None)  # is missing under its right name
-    return [
-        _joined(key, lines) + _fix(key, lines, node, origin, of_lists=key in lists)
-        for key, lines in found.items()
-    ]
+        line = _in_words(problem, path, node, root)
+        lines.insert(0 if line.rule == "value_error" else len(lines), line)
+        if line.rule == "unexpected_keyword_argument":
+            unknown.append(path)
+    for path in unknown:
+        for near in _near(path, node, root):
+            meant = ".".join([*path[:-1], near])
+            if all(line.rule in _MISSING for line in found.get(meant, ())):
+                found.pop(meant, None)  # is missing under its right name
+    return [_joined(key, lines) + _fix(key, lines, origin) for key, lines in found.items()]
 
 
-def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> str:
-    key, rule, value = ".".join(path), problem["type"], problem["input"]
-    if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
-        value = keys.value_at(node, path)  # the whole list, not one of its elements
+def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> _Line:
+    key, rule, value, last = ".".join(path), problem["type"], problem["input"], problem["loc"][-1]
+    of_element = isinstance(last, int)
+    if of_element and path[-1] != str(last):
+        value = keys.value_at(node, path)
     shown = repr(value) if isinstance(value, float) else typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
-        return _of_unknown_key(path, value, shown, node, root)
+        return _Line(_of_unknown_key(path, value, shown, node, root), rule, value)
     if rule in _MISSING and not isinstance(value, list):
-        return _of_missing(path)
+        return _Line(_of_missing(path), rule, value)
     if rule.startswith("union_tag"):
-        return _of_choice(path, value)
+        return _Line(_of_choice(path, value), rule, value)
+    if rule == "dataclass_type":
+        text = f"{key}={shown}: has keys of its own, e.g. {keys.example_of(path)}"
+        return _Line(text, rule, value)
     if rule == "literal_error":
         names = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
         if len(names) > FEW:
-            return f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
-    if rule == "dataclass_type":
-        return f"{key}={shown}: has keys of its own, e.g. {keys.example_of(path)}"
+            hint = did_you_mean(str(value), names)
+            return _Line(f"{key}={value}: not one of {', '.join(names)}.{hint}", rule, value)
+    text = _pydantic_s(problem)
     if rule in ("dict_type", "tuple_type"):
-        return f"{key}={shown}: {_pydantic_s(problem)}, e.g. {keys.example_of(path)}"
-    return f"{key}={shown}: {_pydantic_s(problem)}"
+        text += f", e.g. {keys.example_of(path)}"
+    _, _, wanted = text.partition(_SHOULD_BE)
+    return _Line(f"{key}={shown}: {text}", rule, value, wanted, of_element)
 
 
 def _of_unknown_key(
@@ -188,53 +198,47 @@ def _pydantic_s(problem: ErrorDetails) -> str:
 
 def _joined(key: str, lines: Sequence[_Line]) -> str:
     """Return the lines of one key as one: each member of a union has its own."""
-    first, *others = (line.text for line in lines)
-    if _SHOULD_BE not in first:
-        return first
-    kinds = dict.fromkeys(text.partition(_SHOULD_BE)[2] for text in others)
-    more = [f" or{kind}" for kind in kinds if kind and not first.endswith(f"{_SHOULD_BE}{kind}")]
-    if key in auto.KEYS:
-        more.append(", or auto")
-    return first + "".join(more)
+    first, *others = lines
+    if not first.wanted:
+        return first.text
+    more = dict.fromkeys(line.wanted for line in others if line.wanted not in ("", first.wanted))
+    text = " or ".join([first.text, *more])
+    return f"{text}, or auto" if key in auto.KEYS else text
 
 
-def _fix(
-    key: str, lines: Sequence[_Line], node: Mapping[str, Any], origin: Origin, *, of_lists: bool
-) -> str:
-    """Return where a value of another type came from, and how it is written.
-
-    `of_lists`: the key has a list of lists, with a wrong element.
-    """
-    if _SHOULD_BE not in lines[0].text:
+def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
+    """Return where a value of another type came from, and how it is written."""
+    value, text = lines[0].value, origin.texts.get(key)
+    if not lines[0].wanted:
         return ""
-    wanted = {line.rule.partition("_")[0] for line in lines}
-    value, text = keys.value_at(node, key.split(".")), origin.texts.get(key)
+    types = {line.rule.partition("_")[0] for line in lines}
     if text is None:
-        return _fix_of_typed(key, value, wanted, origin, of_lists=of_lists)
+        of_lists = any(line.of_element for line in lines)
+        return _fix_of_typed(key, value, types, origin, of_lists=of_lists)
     is_resolved = re.search(_RESOLVER, text) and "oc.decode:" not in text
     if isinstance(value, str) and is_resolved:
-        return _fix_of_interpolation(key, value, text, wanted, origin)
+        return _fix_of_interpolation(key, value, text, types, origin)
     return f"; it came from {text}"
 
 
-def _fix_of_typed(
-    key: str, value: Any, wanted: Collection[str], origin: Origin, *, of_lists: bool
-) -> str:
-    what = f"{value!r} is a text; " if isinstance(value, str) else ""
+def _fix_of_typed(key: str, value: Any, wanted: Set[str], origin: Origin, *, of_lists: bool) -> str:
+    """Return how a value is written that was not given by an interpolation.
+
+    `of_lists`: the key has a list of lists, with a wrong element.
+    """
+    why = f"{value!r} is a text; " if isinstance(value, str) else ""
     if several := _several(value, wanted, of_lists=of_lists):
-        return f"; {what or 'a list is one value; '}{origin.several(key, ','.join(several))}"
+        return f"; {why or 'a list is one value; '}{origin.several(key, ','.join(several))}"
     if isinstance(value, list):
         right = [each if (meant := _meant(each, wanted)) is None else meant for each in value]
         return f"; {origin.fix(key, typed(right))}" if right != value else ""
     if decoded := _decoded_variable(value):
         return f"; {origin.fix(key, decoded)} for that variable"
     written = _as_wanted(key, value, wanted)
-    return "" if written is None else f"; {what}{origin.fix(key, written)}"
+    return "" if written is None else f"; {why}{origin.fix(key, written)}"
 
 
-def _fix_of_interpolation(
-    key: str, value: str, text: str, wanted: Collection[str], origin: Origin
-) -> str:
+def _fix_of_interpolation(key: str, value: str, text: str, wanted: Set[str], origin: Origin) -> str:
     kind_of = "variables are texts" if "oc.env:" in text else "is a text"
     came = f"it came from {text}, and {kind_of}"
     if several := _several(value, wanted, of_lists=False):
@@ -255,27 +259,34 @@ def _decoded_variable(value: Any) -> str:
     return f"${{oc.decode:${{oc.env:{name[1]}}}}}" if name else ""
 
 
-def _several(value: Any, wanted: Collection[str], *, of_lists: bool) -> list[str]:
+def _several(value: Any, wanted: Set[str], *, of_lists: bool) -> list[str]:
     """Return the values, each for a run of its own, that a list or a text with commas holds."""
-    if "tuple" in wanted:
+    if "tuple" in wanted or not isinstance(value, str | list):
         return []
     if isinstance(value, str):
-        values = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
-        return [*map(typed, values)] if len(values) > 1 and None not in values else []
-    if not isinstance(value, list):
-        return []
-    if of_lists:
-        return [*map(typed, value)] if all(isinstance(each, list) for each in value) else []
-    found = list[str]()
+        every = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
+        are_right = len(every) > 1 and None not in every
+    elif of_lists:
+        every = value
+        are_right = all(isinstance(each, list) for each in value)
+    else:
+        every = [*_elements(value)]
+        may_be_texts = not wanted <= {"bool", "int", "float"}
+        known = [each for each in every if each is None or _meant(each, wanted) is not None]
+        are_right = may_be_texts or len(known) == len(every)
+    return [*map(typed, every)] if are_right else []
+
+
+def _elements(value: Any) -> Iterator[Any]:
+    """Yield the elements of a list, and of the lists in it."""
     for each in value:
         if isinstance(each, list):
-            found += _several(each, wanted, of_lists=False)
+            yield from _elements(each)
         else:
-            found.append(typed(each))
-    return found
+            yield each
 
 
-def _as_wanted(key: str, value: Any, wanted: Collection[str]) -> str | None:
+def _as_wanted(key: str, value: Any, wanted: Set[str]) -> str | None:
     """Return a value of a wanted type, as it is typed, that is written like this one, or None."""
     if value in _NULLS and takes_null(key):
         return "null"
@@ -283,19 +294,21 @@ def _as_wanted(key: str, value: Any, wanted: Collection[str]) -> str | None:
     return None if meant is None else typed(meant)
 
 
-def _meant(value: Any, wanted: Collection[str]) -> float | bool | None:
+def _meant(value: Any, wanted: Set[str]) -> float | bool | None:
     """Return a value of a wanted type that is written like this one, or None.
 
     `wanted` are the types by which pydantic names its rules, such as bool, int, float and tuple.
     """
-    if isinstance(value, str) and "bool" in wanted and value.lower() in WORDS:
-        return WORDS[value.lower()]
+    if isinstance(value, bool):
+        return value if "bool" in wanted else None
+    if isinstance(value, str) and "bool" in wanted and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
     if "int" not in wanted and "float" not in wanted:
         return None
     try:
         if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
             return int(value, 0)
-        number = float(value) if isinstance(value, str | float) else math.nan
+        number = float(value) if isinstance(value, str | float | int) else math.nan
     except ValueError:
         return None
     if math.isfinite(number) and number == int(number):

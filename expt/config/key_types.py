@@ -68,6 +68,12 @@ def takes_list(key: str) -> bool:
     return not hints or any(typing.get_origin(each) is tuple for each in _leaves(hints, ()))
 
 
+def takes_keys(key: str) -> bool:
+    """Return whether a setting may have keys below it, also in the elements of its list."""
+    types_in = _types_of(key)
+    return any(dataclasses.is_dataclass(x) or typing.get_origin(x) is dict for x in types_in)
+
+
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""

@@ -92,7 +92,7 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None
-        if length.reaches(meant.counts, count, later=meant.later) or value == _defaults().get(key):
+        if length.reaches(meant.counts, count, later=meant.later) or value == defaults().get(key):
             continue
         found.append(f"{key}={typed(value)}")
         units[meant.counts] = None
@@ -136,7 +136,7 @@ def _fix(config: RunConfig, need: float, length: Length) -> str:
     if epochs <= config.epochs:
         return f"; use less, or max_steps={math.ceil(need)}"
     is_limited = config.max_steps is not None and config.max_steps < need
-    return f"; use less, or epochs={epochs}{' max_steps=null' * is_limited}"
+    return f"; use less, or epochs={epochs}{' max_steps=null' if is_limited else ''}"
 
 
 def _counting(config: RunConfig) -> Iterator[tuple[str, Key, Any, float]]:
@@ -172,7 +172,7 @@ def resumable() -> frozenset[str]:
     return frozenset(key for key, each in changing.items() if each.resume and not each.varies)
 
 
-@functools.cache
-def _defaults() -> Mapping[str, Any]:
+@functools.cache  # the parser of YAML takes 20 ms to import
+def defaults() -> Mapping[str, Any]:
     """Return the values of expt's own config.yaml, without those of the choices of groups."""
     return keys.flat(read_yaml(conf_dir() / "config.yaml"))

@@ -107,7 +107,8 @@ class EarlyStop:
 
 if TYPE_CHECKING:
 
-    class _Trackers: ...
+    class _Trackers:
+        """The settings of each registered tracker, by its name, which getattr reads."""
 
 else:
     _Trackers = dataclasses.make_dataclass(

@@ -36,8 +36,9 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` the kind of targets."""
-    parts, threads = _construct(dataset), threading.active_count()
+    parts = _construct(dataset)
     train = parts["train"]
+    threads = threading.active_count()
     with samples.left_as_it_was(train):
         first = samples.first(train)
         if threading.active_count() > threads:  # a forked process has none of the threads
@@ -122,11 +123,12 @@ def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
     """Yield warnings for the author of a dataset, whose first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
-        is_stream, keeps = isinstance(train, IterableDataset), samples.state_of(train) is not None
+        is_stream = isinstance(train, IterableDataset)
         if is_stream:  # each pass may draw again
             samples.first(train)
-        own = {} if keeps else {"dataset": train}  # its state holds them
-        again = not (keeps or is_stream)
+        has_state = samples.state_of(train) is not None  # which holds its generators
+        own = {} if has_state else {"dataset": train}
+        again = not (has_state or is_stream)
         yield from checked_samples.unseeded(_reads_of(train), own, again=again)
         inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
@@ -179,41 +181,69 @@ class _Parts:
 
     def source(self) -> Source:
         """Return them as a source: samples like the first, of a class each or of any kind."""
-        if self.config.num_classes is not None:
-            return self._of_classes()
+        has_classes = self.config.num_classes is not None
+        targets = self._classes() if has_classes else self._targets()
+        check, collate = self._reading(targets)
+        inputs, target = samples.example(self.train, self.first, check)
+        has_pixels = has_classes and _are_pixels(inputs)
+        if has_pixels:
+            inputs = inputs.float()  # as once it is normalised
+        features = Features(_inputs(self.train, inputs, has_pixels=has_pixels), targets)
+        if features.inputs.is_image:
+            self._refuse_turned(*inputs.shape)
+        channels, sample_s = inputs.shape[0] if has_pixels else None, self._sample_s()
+        how: Any = {"check": check, "channels": channels, "sample_s": sample_s}
+        parts = dict[str, Part]()
+        for name, each in self.parts.items():
+            makes = self._own_collate(each, are_images=has_pixels) or collate
+            load = loading(each, self.num_workers, collate=makes, **how)
+            parts[name] = Part(samples.size_of(each), load)
+        asks_targets = isinstance(target, Tensor) and not has_classes
+        return Source(
+            features=features,
+            example=(inputs, target),
+            train=parts["train"],
+            val=parts.get("val"),
+            test=parts.get("test"),
+            classes=_classes_of(self.train) if has_classes else None,
+            targets_of=functools.partial(some_targets, self.train) if asks_targets else None,
+            sees_few=True,
+        )
+
+    def _targets(self) -> Feature:
+        """Return the feature that the task takes, as the first sample has it."""
         takes: type[Feature] = getattr(self.task, "takes", Anything)
         _, targets = samples.example(self.train, self.first, checked_samples.as_it_is)
-        return self._like_first(takes.of_custom(targets, self.train, self.task))
+        return takes.of_custom(targets, self.train, self.task)
 
-    def _of_classes(self) -> Source:
-        """Return samples (inputs, label): images, or inputs of any kind."""
-        classes, read = Classes(names=self._names()), functools.partial(labelled, inputs="inputs")
-        inputs, _ = checked_samples.checked(read, 0, self.first)
-        shape = self._image_shape(inputs)
-        if shape is None:
-            found = self._like_first(classes)
-        else:
-            check = functools.partial(checked_samples.checked_image, shape=shape, classes=classes)
-            found = self._like_first(classes, check, stacked)
-        if found.features.inputs.is_image:
-            channels, height, width = found.example[0].shape
-            if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
-                raise DataError(
-                    f"dataset._target_={self.config.target}: its images are"
-                    f" {(channels, height, width)}, read as (channels, height, width), and look"
-                    " like (height, width, channels); give tensors as image.permute(2, 0, 1)"
-                )
-        return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
+    def _reading(self, targets: Feature) -> tuple[checked_samples.Check, Collate | None]:
+        """Return the check of a sample, and how pictures become a batch.
 
-    def _image_shape(self, inputs: Any) -> tuple[int, ...] | None:
-        """Return the shape of an image; None of other inputs, or if a `collate` may make others."""
+        Pictures are scaled to [0, 1]; others must look like the first, unless the dataset has a
+        `collate`.
+        """
+        if self.config.num_classes is not None:
+            labels = functools.partial(labelled, inputs="inputs")
+            inputs, _ = checked_samples.checked(labels, 0, self.first)
+            if not samples.collate_of(self.train):
+                with contextlib.suppress(DataError):
+                    shape = tuple(checked_samples.to_tensor(inputs).shape)
+                    read = checked_samples.checked_image
+                    return functools.partial(read, shape=shape, classes=targets), stacked
         if samples.collate_of(self.train):
-            return None
-        with contextlib.suppress(DataError):
-            return tuple(checked_samples.to_tensor(inputs).shape)
-        return None
+            return targets.check, None
+        return checked_samples.like(checked_samples.structure_of(self.first), targets.check), None
 
-    def _names(self) -> tuple[str, ...]:
+    def _refuse_turned(self, channels: int, height: int, width: int) -> None:
+        """Raise DataError for images that look like (height, width, channels)."""
+        if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+            raise DataError(
+                f"dataset._target_={self.config.target}: its images are"
+                f" {(channels, height, width)}, read as (channels, height, width), and look"
+                " like (height, width, channels); give tensors as image.permute(2, 0, 1)"
+            )
+
+    def _classes(self) -> Classes:
         number = cast(int, self.config.num_classes)
         names = tuple(map(str, getattr(self.train, "classes", None) or range(number)))
         if len(names) != number:
@@ -221,7 +251,7 @@ class _Parts:
                 f"dataset.num_classes={number}: {self.config.target}.classes has {len(names)}; use"
                 f" dataset.num_classes={len(names)}"
             )
-        return names
+        return Classes(names=names)
 
     def _sample_s(self) -> float:
         """Return the time for a sample, where that decides who reads it."""
@@ -234,38 +264,6 @@ class _Parts:
             reads = samples.Stream(Reading(self.train)).read
         return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
 
-    def _like_first(
-        self,
-        targets: Feature,
-        check: checked_samples.Check | None = None,
-        collate: Collate | None = None,
-    ) -> Source:
-        """Return a source whose samples all look like the first."""
-        check = check or targets.check
-        if not (collate or samples.collate_of(self.train)):
-            check = checked_samples.like(checked_samples.structure_of(self.first), check)
-        inputs, target = samples.example(self.train, self.first, check)
-        are_images = self.config.num_classes and isinstance(inputs, Tensor) and inputs.dim() == 3
-        channels = None
-        if are_images and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
-            channels, inputs = inputs.shape[0], inputs.float()  # as once it is normalised
-        how: Any = {"check": check, "channels": channels, "sample_s": self._sample_s()}
-        parts = dict[str, Part]()
-        for name, each in self.parts.items():
-            makes = self._own_collate(each, are_images=bool(channels)) or collate
-            load = loading(each, self.num_workers, collate=makes, **how)
-            parts[name] = Part(samples.size_of(each), load)
-        are_tensors = isinstance(target, Tensor)
-        return Source(
-            features=Features(_inputs(self.train, inputs, has_pixels=bool(channels)), targets),
-            example=(inputs, target),
-            train=parts["train"],
-            val=parts.get("val"),
-            test=parts.get("test"),
-            targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
-            sees_few=True,
-        )
-
     def _own_collate(self, dataset: Dataset[Any], *, are_images: bool) -> Collate | None:
         """Return how a dataset makes its own batches of samples of a class each, if it does."""
         own, number = samples.collate_of(dataset), self.config.num_classes
@@ -273,6 +271,13 @@ class _Parts:
             return None
         classes = number if getattr(self.task, "takes", Classes).has_one_class else None
         return functools.partial(_collated, own=own, classes=classes, are_images=are_images)
+
+
+def _are_pixels(inputs: Any) -> bool:
+    """Return whether inputs are an image in numbers that are normalised."""
+    if not isinstance(inputs, Tensor) or inputs.dim() != 3:
+        return False
+    return inputs.dtype == torch.uint8 or inputs.is_floating_point()
 
 
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:

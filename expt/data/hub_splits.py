@@ -20,7 +20,7 @@ from expt.data.image_files import PARTS, chosen_parts, left_out, of_suffix, pict
 from expt.data.kinds.table import names_of
 from expt.data.rows import Read, Wanted, read_rows, refuse_twice
 from expt.data.table_files import MISSING, Table, open_table
-from expt.errors import ConfigError, DataError, first_line, listed
+from expt.errors import ConfigError, DataError, OutOfMemory, first_line, listed
 from expt.features import Classes, Mask, Numbers
 from expt.late import np, pa, torch
 
@@ -229,6 +229,9 @@ def _load(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
         raise
     except Exception as error:  # Arrow, Pillow and the library raise many kinds
         cause: Any = error.__cause__ or error  # where it reads, its own text says only that
+        if isinstance(cause, MemoryError):
+            full = f"dataset.path={dataset.path}: is read into more memory than there is"
+            raise OutOfMemory(full) from error
         why = first_line(cause)
         if hasattr(cause, "details"):
             why = f"its files differ: {cause.details().strip('.')}; dataset.splits leaves parts out"

@@ -76,12 +76,14 @@ def for_sweep() -> None:
     from PIL import Image
 
     import expt.data.images  # noqa: F401
+    from expt.config import length
     from expt.runs import provenance, result
 
     provenance.imported_versions()
     Image.preinit()  # the formats that pictures are written in
     "é".encode("latin-1").decode("cp437")  # PIL's font is
     result.as_written()
+    length.defaults()  # which runs too short for some settings ask for
 
 
 def for_sharding() -> None:

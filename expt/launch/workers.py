@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from expt import signals
@@ -149,6 +149,7 @@ def start(attempt: Attempt) -> Workers:
     """
     request, paths, number = attempt.request, attempt.paths, attempt.number
     size, saves = request.config.world_size, request.instead is None
+    sent = replace(request, settings={}, hydra={})  # which workers would import YAML's parser for
     kept = [Kept(attempt.lock.descriptor)] if attempt.lock else []
     # The port is ours from here on, and out of reach for other machines.
     with bind_free_port(reached=size > 1) as listener:
@@ -161,7 +162,7 @@ def start(attempt: Attempt) -> Workers:
                 paths.stdout(number, rank).parent.mkdir(parents=True)
                 work = Work(
                     "expt.worker.main:main",
-                    (request, source, meeting),
+                    (sent, source, meeting),
                     {**request.env, **_environment(attempt, rank, port)},
                     paths.stdout(number, rank),
                     paths.stderr(number, rank),

@@ -18,7 +18,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.gpus import energy_j
 from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
-from expt.runs.continuing import Source
+from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import FolderLock, RunPaths, at_work
 from expt.runs.request import RunRequest

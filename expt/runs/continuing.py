@@ -1,102 +1,27 @@
 """Continue from a run: `resume` is the same run further, `fork` another from all of its state.
 
-Both begin from a checkpoint, which is found, compared as `resume` or `fork` demands (each key in
-expt.config.schema says when it may differ), and brought into the run's folder. All of it happens
-before workers start, and free of torch.
+Both begin from a checkpoint, which is found, compared (see `may_continue`), and brought into the
+run's folder. All of it happens before workers start, and free of torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from expt.config import keys, own_code
-from expt.config.constraints import typed
-from expt.config.groups import TargetScheduler, planned_steps
-from expt.config.identity import VERSION, shown
-from expt.config.length import effective
-from expt.config.parse import as_typed, recorded
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, lineage, metrics_file, provenance
+from expt.runs import checkpoint_file, lineage, metrics_file
 from expt.runs.checkpoint_file import candidates
+from expt.runs.may_continue import Source, check
 from expt.runs.named_checkpoint import Checkpoint, checkpoint_named, checkpoints, read, run_named
-from expt.runs.overrides import joined, literal
 from expt.runs.paths import RunPaths, set_aside, written
 from expt.runs.request import RunRequest
-from expt.runs.result import result_of_any
 
-_OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
-"""Keys that change the number of an epoch's steps."""
-_OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
-_OF_END = ("epochs", "max_steps", *_OF_PLAN)
 _TRIES = 3
 """Attempts to read a file that a run under way may replace meanwhile."""
-
-
-class Source(NamedTuple):
-    """The checkpoint that a run begins from, and the word that names it."""
-
-    rule: Literal["resume", "fork"]
-    checkpoint: Checkpoint
-
-    def instead(self, config: RunConfig) -> str:
-        """Return the advice where the settings of the run forbid it to begin so."""
-        fork = self._replace(rule="fork")
-        if self.rule == "fork" or fork.changed(config):
-            return self.by_weights()
-        run, step = shlex.quote(str(self.checkpoint.run)), self.checkpoint.step
-        settings, then = shown(config), self.checkpoint.config
-        kept = [_typed(key, settings) for key in self.changed(config)]  # it has all others
-        longer = {key: settings[key] for key in ("epochs", "max_steps")}
-        longer = {key: n for key, n in longer.items() if n not in (None, then.get(key))}
-        lengths = (fork.least_lengths(config) or longer).items()
-        words = [f"fork={run}@{step}", *kept, *(f"{key}={n}" for key, n in lengths)]
-        return f"begin another run from there by {' '.join(words)}"
-
-    def by_weights(self) -> str:
-        """Return the advice where nothing of the checkpoint but weights may be used."""
-        run = shlex.quote(str(self.checkpoint.run))
-        return f"begin a new run from what fits of its weights by weights={run}@last"
-
-    def least_lengths(self, config: RunConfig) -> dict[str, int]:
-        """Return the least values of `epochs` and `max_steps`, of those that are below them."""
-        found = self.checkpoint
-        least = {"epochs": found.epoch, "max_steps": found.step}
-        if self.rule == "fork":  # which trains further
-            least = {"epochs": found.epochs_done + 1, "max_steps": found.step + 1}
-        asked = {key: getattr(config, key) for key in least}
-        return {key: n for key, n in least.items() if asked[key] is not None and asked[key] < n}
-
-    def changed(self, config: RunConfig) -> list[str]:
-        """Return the keys that differ from the checkpoint's run though they must not."""
-        rule: keys.Rule = self.rule
-        if rule == "fork" and not self.checkpoint.ends_epoch:
-            rule = "fork_within_epoch"
-        exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
-        then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
-        found = [key for key in keys.differing(then, now, rule) if key not in exempt]
-        if rule == "resume":
-            found = [key for key in found if not self._is_ahead(key, config)]
-        return found
-
-    def _is_ahead(self, key: str, config: RunConfig) -> bool:
-        """Return whether a key has had no effect until this checkpoint, then and now."""
-        if keys.meaning(key).resume != "ahead":
-            return False
-        found = self.checkpoint
-        lengths = (
-            found.state["steps_per_epoch"],
-            found.step,
-            found.state["position"].get("offset", 0),
-        )
-        both = (recorded(found.config), config)
-        return all(effective(each, *lengths).get(key) == math.inf for each in both)
 
 
 def find(request: RunRequest) -> Source | None:
@@ -120,7 +45,7 @@ def find(request: RunRequest) -> Source | None:
         if request.resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
         return None
-    _refuse(source, request)
+    check(source, request)
     return source._replace(checkpoint=_to_train_further(config, source.checkpoint))
 
 
@@ -161,120 +86,6 @@ def _first_whole(files: Iterable[Path], pass_over: Callable[[Path], str]) -> Che
             return read(file)
         warn(f"{damage}; {pass_over(file)}")
     return None
-
-
-def _refuse(source: Source, request: RunRequest) -> None:
-    """Raise ConfigError where settings, length, data or code forbid to begin so."""
-    found, config, content = source.checkpoint, request.config, request.identity.content
-    if found.state.get("version") != VERSION:
-        raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
-    if problems := [*_problems_of_settings(source, config)]:
-        raise ConfigError(problems)
-    _refuse_short(source, config)
-    record = result_of_any(found.paths)
-    made = record.get("content")
-    if source.rule == "resume":
-        then, own = found.config.get("fork"), (made or {}).get("fork")
-        if config.fork not in (None, then) and own != content.get("fork", ""):
-            whose = "no fork" if then is None else f"a fork of {then}"
-            raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
-        _refuse_other_plan(config, found)
-    if made is None:  # a checkpoint without its run
-        return
-    if made.get("data") != content.get("data"):
-        instead = "start a new run" if source.rule == "resume" else source.by_weights()
-        raise ConfigError(
-            f"dataset: its files are not those that {found.run} was trained on; give these, or"
-            f" {instead}"
-        )
-    if made.get("code") != content.get("code") or own_code.changed(record):
-        _refuse_other_code(source, request)
-
-
-def _refuse_other_code(source: Source, request: RunRequest) -> None:
-    """Raise ConfigError where one record can't be of both versions of the code; else warn."""
-    found = source.checkpoint
-    other = f"{found.run}: the source of its custom classes has changed"
-    is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
-    is_here = found.run.resolve() == request.paths.folder.resolve()
-    if source.rule == "fork" or not (is_here or is_trained):
-        warn(f"{other}; the continued run is trained with both versions")
-        return
-    run, program = shlex.quote(str(found.run)), provenance.program()
-    fix = f"type its settings with resume={run} to continue in a new folder"
-    if is_trained:
-        fix = f"test it by {program} evaluate {run}"
-    raise ConfigError(f"{other}; {fix}, or train it again by {program} rerun {run}")
-
-
-def _problems_of_settings(source: Source, config: RunConfig) -> Iterator[str]:
-    """Yield a problem for each setting that must be as the checkpoint's run has it."""
-    found, settings = source.checkpoint, shown(config)
-    now = keys.flat(settings)
-    for key in source.changed(config):
-        line = f"{_typed(key, settings)}: {found.run} has {_typed(key, found.config)}"
-        if source.rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
-            yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
-        else:
-            keep = f"a {source.rule} must keep that value"
-            yield f"{line}, and {keep}; type it, or {source.instead(config)}"
-    if source.rule == "fork" and config.weights is not None:
-        yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
-    if source.rule == "fork" and config.max_steps is not None:
-        changed = {*keys.differing(keys.flat(found.config), now, "result")}
-        for key in sorted(_OF_EPOCH & changed):
-            yield (
-                f"max_steps={config.max_steps}: with another {key} an epoch has another"
-                " number of steps; give epochs, and max_steps=null"
-            )
-
-
-def _typed(key: str, config: Mapping[str, Any]) -> str:
-    """Return a setting as it is typed; a custom class with its arguments, in quotes."""
-    group = key.removesuffix(".name")
-    if group != key and "_target_" in (node := as_typed(config.get(group)) or ()):
-        return joined([f"{group}={literal(node)}"])
-    name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
-    return f"{name}={typed(keys.flat(config).get(key))}"
-
-
-def _refuse_short(source: Source, config: RunConfig) -> None:
-    """Raise ConfigError where more is trained than asked for, or nothing is left for a fork."""
-    if not (least := source.least_lengths(config)):
-        return
-    asked = " ".join(f"{key}={getattr(config, key)}" for key in least)
-    words = [f"{key}={number}" for key, number in least.items()]
-    fix = f"give {' '.join(words)} or more"
-    if source.rule == "fork":
-        fix = f"a fork trains further; {fix} ({joined([f'fork={config.fork}', *words])})"
-    found = source.checkpoint
-    reached = f"{found.run} has reached {found} already"
-    raise ConfigError(f"{asked}: {reached}; {fix}, or an earlier checkpoint")
-
-
-def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
-    """Raise ConfigError where the learning rates until here were planned to another end."""
-    then, per_epoch = found.state["plan"], found.state["steps_per_epoch"]
-    total, scheduler = config.total_steps(per_epoch), config.scheduler
-    if not isinstance(scheduler, TargetScheduler):
-        now = planned_steps(scheduler, steps_per_epoch=per_epoch, total_steps=total)
-        keep = f"scheduler.epochs={(then or 0) / per_epoch:.10g}"
-    else:
-        by_epoch = scheduler.interval == "epoch"
-        end = math.ceil(total / per_epoch) if by_epoch else total
-        now = scheduler.kwargs.get("total_steps", end)
-        keep = f"+scheduler.total_steps={then}"
-    if then in (None, now):
-        return
-    before, after = keys.flat(found.config), keys.flat(shown(config))
-    key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
-    run = shlex.quote(str(found.run))
-    raise ConfigError(
-        f"{key.replace('.kwargs', '')}={typed(after.get(key))}: the schedule of {run} was"
-        f" planned to end at step {then}; to end at step {now} it would have needed other learning"
-        f" rates until here; keep its plan by {keep}, or begin a new run from its weights by"
-        f" weights={run}@last"
-    )
 
 
 def _to_train_further(config: RunConfig, found: Checkpoint) -> Checkpoint:

@@ -43,8 +43,10 @@ from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
-from expt.worker import batch_checks, build
+from expt.worker import build
+from expt.worker.batch_checks import SumCheck
 from expt.worker.checkpoints import Snapshot
+from expt.worker.copies import Copies
 from expt.worker.diagnosis import in_words, lost_peers
 
 SCALE = 100.0
@@ -225,8 +227,8 @@ class _Comparison:
     def check_sums(self) -> None:
         """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
-            is_first = self._worker.rank == 0
-            batch_checks.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
+            copies = Copies(self._whole, self._worker.device)
+            SumCheck(copies).check(self._all, warns=self._worker.rank == 0)
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""

@@ -105,7 +105,9 @@ def run_as(
         # FSDP gathers tensors of many sizes: kept when freed, they would fill memory.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
-    gpus = worker.gpus if config.strategy == "dp" else (worker.device.index,) * bool(worker.gpus)
+    gpus = worker.gpus
+    if gpus and config.strategy != "dp":
+        gpus = (worker.device.index,)
     set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     group = collectives.process_group(

@@ -22,7 +22,7 @@ from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
 from expt.command.grammar import parse, readable, replaces, with_classes_added
-from expt.command.hydra_part import hydra_files, own_folders_of
+from expt.command.hydra_part import hydra_files, own_folders_of, place
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir
@@ -110,7 +110,7 @@ def test_every_custom_dataset_has_the_same_keys() -> None:
 def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
     words = ["seed=3", "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"]
     composed = composer().compose(words)
-    compose.place(composed, tmp_path / "seed=3", 7)
+    place(composed, tmp_path / "seed=3", 7)
     assert compose.settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
     files = hydra_files(composed, words)
     config, own, overrides = map(yaml.safe_load, files.values())
@@ -175,7 +175,11 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("optimizer.betas.0=1", r"optimizer=sgd has no key 'optimizer\.betas'; add one .*=adam or"),
         ("seed=${seeds}", "' not found; name a key or a variable"),
         ("seed='${oc.decode:\"1,2\"}'", r"expecting <EOF>$"),
-        ("epochs.x=3", "epochs"),
+        ("epochs.x=3", r"write epochs=3$"),
+        ("optimizer.lr.x=3", r"write optimizer\.lr=3$"),
+        ("max_steps.0.x=3", r"write max_steps=3$"),
+        ("gpus.first=3", r"write gpus=\[3\]$"),
+        ("dataset.root.x=3", r"has no key 'dataset\.root'; add one .* or mnist or"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
@@ -301,6 +305,7 @@ ELEMENTS = {
     "model.hidden.first=16": r"model\.hidden=\[64,64,16\]",
     "~model.hidden.1": r"model\.hidden=\[64\]",
     "~model.hidden[0]": r"model\.hidden=\[64\]",
+    "~model.hidden[2]": r"no model\.hidden\.2; model\.hidden is \[64,64\]$",
     "model.hidden[-1]=16": "counted from 0",
     "model.hidden.-1=16": "counted from 0",
     "model.hidden[0:1]=16": "counted from 0",
@@ -336,6 +341,14 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
     with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
         composer().compose(["optimizer.groups.0.lr_scale=2"])
+    with pytest.raises(ConfigError, match=r"'optimizer\.groups=\[{match:a},{lr_scale:2}\]'$"):
+        composer().compose([*words, "~optimizer.groups.1.match"])
+
+
+def test_an_element_is_set_next_to_a_number_that_is_a_key() -> None:
+    words = ["+recipe={a: 1}", "++model.hidden.0=16", "+recipe.5=2"]
+    found = composer().settings(words, sweep=False)
+    assert (found["model"]["hidden"], found["recipe"]) == ([16], {"a": 1, "5": 2})
 
 
 def test_a_whole_list_replaces_an_element_typed_before() -> None:

@@ -20,7 +20,7 @@ from expt.data.build import Data
 from expt.data.fingerprint import content_of
 from expt.data.kinds import Opening
 from expt.data.loading import LoaderOptions
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, OutOfMemory
 from expt.features import Classes, Features
 from expt.inference.inputs import inputs_of
 from expt.worker.build import build_data, build_learner
@@ -279,6 +279,19 @@ def test_a_folder_that_is_no_dataset_is_told(chosen: Configured, tmp_path: Path)
         content_of(chosen())
     (tmp_path / "set" / "train.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match=r"set: cannot be read as a dataset \("):
+        build_data(chosen(), ALONE)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64")])
+def test_a_lack_of_memory_is_no_fault_of_the_files(
+    error: MemoryError, chosen: Configured, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def load(_: str) -> None:
+        raise RuntimeError("An error occurred while generating the dataset") from error
+
+    rows(4).save_to_disk(tmp_path / "set")
+    monkeypatch.setattr("datasets.load_from_disk", load)
+    with pytest.raises(OutOfMemory, match=r"^dataset\.path="):
         build_data(chosen(), ALONE)
 
 

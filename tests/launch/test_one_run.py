@@ -13,6 +13,7 @@ from expt.launch.pool import PoolOptions
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.failure import LOG, RAISED
+from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -80,6 +81,6 @@ def test_estimated_time_counts_steps_left(tmp_path: Path, monkeypatch: Patch) ->
     assert seconds(epochs=1) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)
     assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 29 * 0.1 + 6)
     assert seconds(epochs=3, max_steps=12) == pytest.approx(1 + 0.5 + 11 * 0.1 + 4)
-    source = continuing.Source("resume", Checkpoint(tmp_path, {"position": {"step": 20}}))
+    source = Source("resume", Checkpoint(tmp_path, {"position": {"step": 20}}))
     monkeypatch.setattr(continuing, "find", lambda *_, **__: source)
     assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)

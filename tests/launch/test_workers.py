@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,13 +14,14 @@ import pytest
 
 from expt.errors import ConfigError, DataError, DeviceLost, Interrupted, RunFailed, TimedOut
 from expt.launch import last_word, processes
-from expt.launch.forkserver import FINISHED
-from expt.launch.workers import LATE_S, Aftermath, Workers
+from expt.launch.forkserver import FINISHED, Work
+from expt.launch.workers import LATE_S, Aftermath, Workers, start
+from expt.runs.attempt import Attempt
 from expt.runs.failure import write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
 from expt.worker.fault import VARIABLE
-from tests.facade import Patch, environment
+from tests.facade import Patch, environment, request
 from tests.faults.running import wait_until
 
 
@@ -37,6 +39,22 @@ def workers(folder: Path, *codes: int | None) -> Workers:
         for rank, code in enumerate(codes)
     ]
     return Workers(RunPaths(folder), 0, 60.0, processes)
+
+
+def test_workers_import_nothing_of_the_commands(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Settings say which YAML they came from, by a function of a module that reads YAML."""
+    given, sent = request(tmp_path / "run", typed_at=0.0), list[bytes]()
+    assert b"expt.command" in pickle.dumps(given.settings)
+    ended = SimpleNamespace(exitcode=FINISHED)
+
+    def start_process(work: Work) -> SimpleNamespace:
+        sent.append(pickle.dumps(work))
+        return ended
+
+    monkeypatch.setattr(processes, "start", start_process)
+    start(Attempt(request=given, devices=()))
+    assert len(sent) == 1
+    assert b"expt.command" not in sent[0]
 
 
 def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How a run begins: its checkpoint, the best that comes with it, and allowed changes."""
 
 import dataclasses
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,14 @@ def test_a_fork_that_needs_more_epochs_is_advised_so(
         continued(configured("max_steps=3", "optimizer.lr=0.1"), paths)
     with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 optimizer.lr=0.1 epochs=70$"):
         continued(configured("epochs=70", "optimizer.lr=0.1"), paths)
+
+
+def test_advice_is_typed_into_a_shell(configured: Configured, paths: RunPaths) -> None:
+    with pytest.raises(ConfigError) as refused:
+        continued(configured("optimizer.groups=[{match: bias, weight_decay: 0.1}]"), paths)
+    _, _, advice = str(refused.value).partition(" by ")
+    assert " 'optimizer.groups=[{match:bias," in advice
+    assert shlex.split(advice)[-1].endswith("}]")
 
 
 def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:

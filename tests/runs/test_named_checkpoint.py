@@ -11,8 +11,9 @@ import torch
 from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import Source, take
+from expt.runs.continuing import take
 from expt.runs.lineage import fork_content, fork_parent
+from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import (
     checkpoint_named,
     checkpoints,

@@ -96,8 +96,8 @@ def test_trials_fill_room_and_the_end_waits(folder: Folder) -> None:
     folder.room = True
     folder.complete(folder.jobs[0], 0.75)
     assert taken(search, 3) == ["2", "3", "wait"], "four trials are all, and three of them run"
-    assert search.best is not None
-    assert search.best.objectives == (0.75,), "an end is known before the next is chosen"
+    assert search.trials.best is not None
+    assert search.trials.best.objectives == (0.75,), "an end is known before the next is chosen"
     for job in folder.jobs:
         folder.complete(job)
     with pytest.raises(StopIteration):
@@ -113,9 +113,9 @@ def test_a_new_best_is_reported_once_and_of_equal_runs_it_is_the_first(folder: F
         objective: Any = {"name": "accuracy/val", "value": value}
         paths = folder.jobs[number].paths
         update_result(paths, status=status, objective=objective)
-        told.append(search.is_new_best(paths))
+        told.append(search.trials.is_new_best(paths))
     assert told == [True, False, False, True]
-    assert not folder.search().is_new_best(folder.jobs[0].paths), "a later command knows it"
+    assert not folder.search().trials.is_new_best(folder.jobs[0].paths), "a later command knows it"
 
 
 def test_trials_to_come_and_begun_ones_are_left(folder: Folder) -> None:
@@ -162,11 +162,11 @@ def test_a_command_finds_what_the_run_folders_have(folder: Folder) -> None:
     record_end(third.paths, OutOfMemory("out of memory"))
     folder.make(4, {"optimizer.lr": 0.3})
     search = folder.search()
-    trials = search.trials
+    trials = [*search.trials]
     found = [(trial.number, trial.values["optimizer.lr"]) for trial in trials]
     inside = [(0, 0.5), (1, 0.1), (2, 0.02), (4, 0.3)]
     assert found == inside, "one lies outside of the space as it is now"
-    assert search.others == {"3": ()}
+    assert search.trials.others == {"3": ()}
     assert [trial.is_bad for trial in trials] == [False, True, True, False]
     assert [trial.is_allowed for trial in trials] == [True, True, False, True]
     assert trials[0].violations == {"memory/gpu_mib<100": -20.0}
@@ -202,8 +202,8 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start(tmp_path: P
     folder = Folder(tmp_path, name="tpe", runs=12, random_fraction=0)
     before = folder.completed(folder.search())
     search = folder.search(differences=lambda *_: ["epochs"])
-    assert (search.trials, search.count, search.best) == ([], 0, None)
-    assert search.others == {f"{number}": ["epochs"] for number in range(12)}
+    assert ([*search.trials], search.count, search.trials.best) == ([], 0, None)
+    assert search.trials.others == {f"{number}": ["epochs"] for number in range(12)}
     assert search.suggest() == (0, {"optimizer.lr": before[0]}), "the first trial once more"
     folder.settings = parse_search({"name": "tpe", "warm_start": str(tmp_path)})
     warm = folder.search(differences=lambda *_: ["epochs"])
@@ -342,7 +342,7 @@ class Machine:
         """All that a search comes to."""
         trials, _ = Reader(space=SPACE, goals=[LOSS]).own(self.folder)
         found = {each.number: (each.values, each.status, dict(each.costs)) for each in trials}
-        best = self.search.best
+        best = self.search.trials.best
         return {"runs": found, "best": best and best.number}
 
     @property

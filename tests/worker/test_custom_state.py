@@ -24,7 +24,8 @@ from expt.runs.result import read_result, update_result
 from expt.training.precision import Precision
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build, fault
-from expt.worker.batch_checks import check_sums
+from expt.worker.batch_checks import SumCheck
+from expt.worker.copies import Copies
 from expt.worker.custom_code import FirstSteps
 from expt.worker.run import Run
 from tests.conftest import Configured
@@ -304,7 +305,7 @@ def check(
         module=module, task=task, compiled=False, precision=Precision(False, CPU)
     )
     batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
-    found = check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
+    found = SumCheck(Copies(learner, CPU)).check(batch, warns=True)  # type: ignore[arg-type]
     learner.has_zeros = found
     return learner
 
