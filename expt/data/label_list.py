@@ -122,8 +122,8 @@ def _match(
             fix = "name the folder of one by dataset.root, or write its path into the list"
             raise DataError(f"{at}: row {row + 1}: {name} may be {several}; {fix}")
         elif row_of.setdefault(places[0], row) != row:
-            rows = f"rows {row_of[places[0]] + 1} and {row + 1}"
-            raise DataError(f"{at}: {rows} both label {pictures.paths[places[0]]}; keep one")
+            twice = f"rows {row_of[places[0]] + 1} and {row + 1}"
+            raise DataError(f"{at}: {twice} both label {pictures.paths[places[0]]}; keep one")
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():
         start = "" if folder == Path(root) else os.path.join(folder, "")
@@ -201,7 +201,7 @@ def answers_of(
     with tempfile.TemporaryFile() as file:
         rows = rows_of(*read_rows(part, wanted, file), file)
     if rows.class_names and known is None:
-        check_learnable(table.path, names[0], rows.targets, rows.class_names, part.key_of_targets)
+        check_learnable(table.path, names[0], rows.targets[:], rows.class_names, "dataset.target")
     return rows
 
 
