@@ -212,12 +212,14 @@ def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
     """
     found = dict[str, Encoding]()
     for place, name in enumerate(rows.feature_names):
-        how = {"flags": rows.flags[name]} if name in rows.flags else {}
+        how: dict[str, Any] = {"flags": rows.flags[name]} if name in rows.flags else {}
+        how |= {"way": rows.ways[name]} if name in rows.ways else {}
         if name in rows.texts or name in rows.gaps:
             how |= _encoding(name, rows.features.columns([place])[training][:, 0], rows.texts)
         if how:
             found[name] = how
-    return found
+    # A target has no encoding, but a line that says how it is written.
+    return found | {x: {"way": rows.ways[x]} for x in rows.target_names if x in rows.ways}
 
 
 def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from expt.data.columns import (
     refuse,
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
+from expt.data.written import is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
 from expt.late import np
@@ -89,6 +90,8 @@ class Rows(NamedTuple):
     """Features with a gap in some row, which is nan."""
     flags: Mapping[str, Sequence[str]] = {}
     """The spellings of features that are yes and no, or true and false."""
+    ways: Mapping[str, str] = {}
+    """The ways in which numbers and dates are written, see `written.WAYS`."""
     encoded: Mapping[str, Mapping[str, Any]] = {}
     """The encodings of features that are texts or have gaps, see `memory.Encoder`."""
     scales: Mapping[str, tuple[float, float]] = {}
@@ -120,6 +123,8 @@ class Wanted(NamedTuple):
     """the most different texts in a column; any number where a run has learned them"""
     group: str | None = None
     """the column that says which rows are held out together"""
+    ways: tuple[tuple[str, str], ...] = ()
+    """the ways in which a run has read columns that are not written plainly"""
 
     @property
     def learns(self) -> bool:
@@ -183,7 +188,8 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     answers = classes if names else Chosen(numbers, target_places)
     group = about["group"]
     groups = None if group is None else numbers[:, group].astype(int)
-    same = {each: about[each] for each in ("left_out", "texts", "gaps", "flags", "parts", "notes")}
+    keys = ("left_out", "texts", "gaps", "flags", "ways", "parts", "notes")
+    same = {each: about[each] for each in keys}
     chosen = Chosen(numbers, places)
     return Rows(chosen, answers, features, targets, names, groups=groups, **same)
 
@@ -220,6 +226,10 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "group": len(parts) if groups else None,
         "texts": {part: each.categories for part, each in of_part.items() if each.categories},
         "flags": {part: each.flags for part, each in of_part.items() if each.flags},
+        "ways": {
+            **{each.name: each.way for each in targets if each.way},
+            **{part: each.way for part, each in of_part.items() if each.way},
+        },
         "gaps": [part for part, each in of_part.items() if each.has_gaps],
     }
     return about, classes
@@ -237,7 +247,11 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     targets = [
         Column(x, are_texts=are_texts or x in texts, known=known.get(x, ())) for x in wanted.targets
     ]
-    features = [Column(x, are_texts=x in texts, most=most) for x in names]
+    ways = {base(name): way for name, way in wanted.ways}
+    features = [
+        Column(x, are_texts=x in texts, most=most, way=None if wanted.learns else ways.get(x, ""))
+        for x in names
+    ]
     # Another table that a run is evaluated on need not have groups.
     if not wanted.group or not (wanted.learns or wanted.group in table.names):
         return targets, features, []
@@ -303,7 +317,8 @@ def _answers(
             check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
     fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
-    refuse(path, {each.name: each.odd_rows(fix, table) for each in targets})
+    dates = {x.name: " holds dates, which are no targets" for x in targets if is_date(x.way)}
+    refuse(path, {**{x.name: x.odd_rows(fix, table) for x in targets}, **dates})
     for each in targets:
         each.number()
         if wanted.takes is Labels:

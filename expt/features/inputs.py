@@ -78,6 +78,7 @@ def _become(how: Mapping[str, Any]) -> str:
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"
     words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
+    words += [f"written as {how['way']}"] if "way" in how else []
     if "median" in how:
         words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
         if how["gaps"]:

@@ -136,7 +136,7 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
             yield f"{where} differ only in case or spaces: {alike}; write those alike that are one"
     ids, others = list[str](), list[str]()
     for place, name in enumerate(rows.feature_names):
-        is_number = name not in rows.texts
+        is_number = name not in rows.texts and name not in rows.ways
         is_id = is_number and may_be_ids(rows.features.columns([place])[:][:, 0])
         (ids if is_id else others).append(name)
     if not are_chosen and ids and others:
@@ -168,6 +168,7 @@ def wanted_columns(
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
         group=dataset.group,
+        ways=tuple((name, how["way"]) for name, how in encoded.items() if "way" in how),
     )
 
 
