@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -344,18 +344,25 @@ def text_of(cell: Any) -> str:
     return cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else str(cell)
 
 
+def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
+    """Return a column that reads cells as a run has."""
+    how = encoded.get(name) or encoded.get(f"{name}.{PARTS[0]}", {})
+    return Column(name, are_texts="categories" in how, way=how.get("way", ""))
+
+
 def read_as_known(
-    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]], filled: Container[str]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
     """Return new rows as a run has them, float64 [N, K], see `memory.Encoder`.
 
-    Also why rows can't be used, by their place, and how often texts occur in a column that the run
-    does not know: they are -1.
+    Also why rows can't be used, by their place, and how often texts, or gaps, occur in a column
+    that the run does not know: such texts are -1. A gap is wrong in a column of numbers without
+    one in training, unless it is `filled`.
     """
     found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
     for name, cells in columns.items():
-        how = encoded.get(name) or encoded.get(f"{name}.{PARTS[0]}", {})
-        column = Column(name, are_texts="categories" in how, way=how.get("way", ""))
+        column = known_column(name, encoded)
+        how = encoded.get(column.parts[0], {})
         column.values = column.read(cells).copy()
         codes, texts = column.codes, [*column.texts, ""]
         if "categories" in how:
@@ -370,13 +377,22 @@ def read_as_known(
             known = {} if column.way else _FLAGS
             column.texts_as([known.get(text.casefold(), math.inf) for text in column.texts])
         found.append(column.values)
-        odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
+        is_new = np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED)
+        has_fill = all(part in filled for part in column.parts)
+        if has_fill and (rows := int(is_new.any(1).sum())):
+            unknown[name] = Counter({"": rows})
+        odd = np.isinf(found[-1]) | (is_new & (not has_fill))
         for row, place in np.argwhere(odd).tolist():
             text = texts[codes[row, place]][:40]
             noun = f"written as {column.way}" if column.way else "a number"
             fault = f"holds {text!r}, which is not {noun}" if text else _NO_VALUE
             wrong.setdefault(row, f"column {name} {fault}")
     return np.concatenate(found, axis=1), wrong, unknown
+
+
+def filled_gaps(name: str, rows: int) -> str:
+    """Return a warning of gaps among numbers in some rows, that no training row has."""
+    return f"column {name}: no training row has a gap ({rows} rows): they become its training mean"
 
 
 def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> str:

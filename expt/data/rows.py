@@ -44,8 +44,11 @@ _COUNTED = 10_000
 class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
-    def __init__(self, numbers: np.ndarray, places: Sequence[int] | None = None) -> None:
-        self._numbers = numbers
+    def __init__(
+        self, numbers: np.ndarray, places: Sequence[int] | None = None, transform: str | None = None
+    ) -> None:
+        """Take the logarithm of each number where the `transform` is log or log1p."""
+        self._numbers, self.transform = numbers, transform
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
         self.shape = (len(numbers), len(self._places))
 
@@ -56,7 +59,7 @@ class Chosen:
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
             found = found.take([place - first for place in self._places], axis=1)
-        return found
+        return getattr(np, self.transform)(found) if self.transform else found
 
     def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield these rows, some at a time.
@@ -69,7 +72,17 @@ class Chosen:
 
     def columns(self, places: Sequence[int]) -> Chosen:
         """Return the columns at these places."""
-        return Chosen(self._numbers, [self._places[place] for place in places])
+        return Chosen(self._numbers, [self._places[x] for x in places], self.transform)
+
+    def transformed(self, how: str, at: str, names: Sequence[str]) -> Chosen:
+        """Return the logarithms. Raise DataError for the first number that has none."""
+        if (wrong := self[:] <= (-1 if how == "log1p" else 0)).any():
+            row, place = np.argwhere(wrong)[0].tolist()
+            raise DataError(
+                f"dataset.target_transform={how}: {at}: column {names[place]}, row {row + 1}:"
+                f" {self[row, place]:g} has no {how}; use log1p (above -1), or null"
+            )
+        return Chosen(self._numbers, self._places, how)
 
 
 class Rows(NamedTuple):
@@ -94,6 +107,8 @@ class Rows(NamedTuple):
     """The ways in which numbers and dates are written, see `written.WAYS`."""
     encoded: Mapping[str, Mapping[str, Any]] = {}
     """The encodings of features that are texts or have gaps, see `memory.Encoder`."""
+    means: Mapping[str, float] = {}
+    """The means of columns that are not standardised, for gaps in other rows."""
     scales: Mapping[str, tuple[float, float]] = {}
     """The mean and deviation that columns are standardised by."""
     parts: Mapping[str, int] = {}
@@ -180,6 +195,13 @@ def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         return rows_of(*read(file), file)
 
 
+def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
+    """Return rows whose targets are transformed, see `Chosen.transformed`."""
+    if how is None or not isinstance(rows.targets, Chosen):
+        return rows
+    return rows._replace(targets=rows.targets.transformed(how, at, rows.target_names))
+
+
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
     """Return the rows that were read into a file, which they map."""
     numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
@@ -244,10 +266,11 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    targets = [
-        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ())) for x in wanted.targets
-    ]
     ways = {base(name): way for name, way in wanted.ways}
+    targets = [
+        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()), way=ways.get(x))
+        for x in wanted.targets
+    ]
     features = [
         Column(x, are_texts=x in texts, most=most, way=None if wanted.learns else ways.get(x, ""))
         for x in names

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,8 +44,23 @@ class Columns(Feature):
     """How many numbers a row becomes."""
     encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """The encodings of columns of texts, or with gaps; see `memory.Encoder`."""
+    means: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The means of columns that are not standardised, for gaps in other rows."""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why other columns are neither inputs nor targets."""
+
+    @property
+    def filled(self) -> set[str]:
+        """The columns of numbers whose gaps have a value."""
+        gaps = (name for name, how in self.encoded.items() if "median" in how)
+        return {*gaps, *self.means, *self.scales}
+
+    @property
+    def cell_names(self) -> Sequence[str]:
+        """The columns of a table that they are of: one of dates is several of these."""
+        ways = {name: how.get("way", "") for name, how in self.encoded.items()}
+        dates = (x.rpartition(".")[0] if "year" in ways.get(x, "") else x for x in self.names)
+        return [*dict.fromkeys(dates)]
 
     @property
     def shapes(self) -> Mapping[str, Any]:

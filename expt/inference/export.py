@@ -52,7 +52,9 @@ class Complete(nn.Module):
     def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
         self.model, self._preprocess = trained.model, trained.preprocess
-        scales = [*targets.scales.values()]
+        self._transform = getattr(targets, "transform", "")
+        ones = [(0.0, 1.0)] * len(targets.names) if self._transform else []
+        scales = [*targets.scales.values()] or ones
         mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
         self.register_buffer("mean", mean.clone())
         self.register_buffer("deviation", deviation.clone())
@@ -64,12 +66,17 @@ class Complete(nn.Module):
         if not len(self.mean):
             return output
         columns = output.double().reshape(output.shape[0], -1)
-        return (columns * self.deviation + self.mean).reshape(output.shape)
+        found = (columns * self.deviation + self.mean).reshape(output.shape)
+        if self._transform:
+            return found.exp() if self._transform == "log" else found.expm1()
+        return found
 
     def without_units(self, output: Tensor) -> Tensor:
         """Return the outputs of the model before they were put into units."""
         if not len(self.mean):
             return output
+        if self._transform:
+            output = output.log() if self._transform == "log" else output.log1p()
         columns = output.reshape(len(output), -1)
         return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
 
@@ -191,6 +198,8 @@ def _metadata(
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
         about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}
+        about["means"] = getattr(inputs, "means", {})
+        about["target_transform"] = getattr(targets, "transform", "") or None
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 
