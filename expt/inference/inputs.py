@@ -405,7 +405,9 @@ class Rows(Inputs):
             known = self.feature.encoded, self.feature.filled
             values, wrong, unknown = read_as_known(columns, *known)
             values = values[:, order]
+            lost = sum(done <= row < done + batch.num_rows for row in damaged)
             for name, counted in unknown.items():
+                counted[""] -= lost  # such a row is one of gaps
                 new[name] += counted
             cells = {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
@@ -420,6 +422,8 @@ class Rows(Inputs):
                 yield Piece(about, values[good], [f"{path}: {each}" for each in why])
             done += batch.num_rows
         for name, counted in new.items():
+            if not counted:
+                continue
             warn(f"{path}: {self._unknown(name, counted)}")
 
 

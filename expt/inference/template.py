@@ -6,32 +6,31 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expt.data.columns import are_numbers, texts_of
 from expt.data.label_list import Pictures
 from expt.data.table_files import open_table
 from expt.errors import ConfigError, listed, warn
 from expt.features import Answers, Classes, Feature
+from expt.inference.inputs import ARRAYS
+from expt.inference.plan import Plan
 from expt.inference.writing import Write, csv_cells, new_file
-
-if TYPE_CHECKING:
-    from expt.features.feature import Record
-
-Fill = "Callable[[Record, Mapping[str, Any]], Any]"
-"""Returns a cell, by an answer and its cells."""
 
 
 class Template:
     """A table whose other columns are filled by predictions, matched by a column of ids."""
 
-    def __init__(self, path: Path, files: Sequence[str]) -> None:
-        """Read it. Pictures are matched by their `files`, rows of tables by a column's name.
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Read it. Pictures are matched by their names, rows of tables by a column.
 
         Raise ConfigError where no column names the pictures.
         """
+        files = plan.inputs.files if plan.inputs.pictures else ()
+        if plan.split or plan.form.each == "pixel" or (files and files[0].endswith(ARRAYS)):
+            raise ConfigError("--template: is for pictures and tables in files, and no masks")
         if path.suffix.lower() != ".csv" or not path.is_file():
             raise ConfigError(f"--template {path}: name a .csv that is there")
         table = open_table(path)
