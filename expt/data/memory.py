@@ -311,8 +311,9 @@ class Encoder:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
-        if self._is_plain and not rows.isnan().any():
-            return rows if self._is_same else (rows - self._means) / self._deviations
+        if self._is_plain:
+            there = torch.where(rows.isnan(), self._values, rows)
+            return there if self._is_same else (there - self._means) / self._deviations
         cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations

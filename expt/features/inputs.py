@@ -77,6 +77,19 @@ class Columns(Feature):
         mean, deviation = torch.tensor([*self.scales.values()] or [(0.0, 1.0)]).T
         return torch.addcmul(mean, found, deviation)
 
+    def drawn_as_read(self, number: int, generator: Generator) -> Tensor:
+        """Return random rows before they are encoded: places of categories, and nan for gaps."""
+        columns: list[Tensor] = []
+        for name in self.names:
+            how, values = self.encoded.get(name, {}), torch.randn(number, generator=generator)
+            mean, deviation = self.scales.get(name, (self.means.get(name, 0.0), 1.0))
+            most = len(how.get("categories", ())) + 1
+            places = torch.randint(most, (number,), generator=generator) - 1.0
+            cells = places if "categories" in how else mean + deviation * values
+            is_gap = torch.rand(number, generator=generator) < 0.2
+            columns.append(torch.where(is_gap, torch.nan, cells))
+        return torch.stack(columns, dim=1)
+
     def in_words(self) -> Iterator[str]:
         if not self.encoded:
             return

@@ -95,8 +95,9 @@ def export(
 ) -> dict[str, str]:
     """Write the model of a run to `file`, for batches of any size, or of one; describe it.
 
-    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
-    normalises them itself, and gives a regression's numbers in the targets' own units. It is
+    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table (a text as
+    its place among the categories, nan for a gap), encodes and normalises them itself, and gives a
+    regression's numbers in the targets' own units. It is
     written only if its outputs equal the model's, to `tolerance`; LARGE ones by their size.
 
     Raise ConfigError where it cannot be done, RunFailed where the export or the check fails.
@@ -150,9 +151,9 @@ def _samples(
     Nothing is downloaded. To `preprocess`, images are pixels in [0, 1], and rows [N, F] as they
     stand in the table. Raise ConfigError where the shape of samples is not known.
     """
-    encoded = getattr(trained.features.inputs, "encoded", {})
-    if preprocess and any({*how} - {"flags"} for how in encoded.values()):
-        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
+    if preprocess and isinstance(inputs := trained.features.inputs, Columns) and inputs.encoded:
+        drawn = inputs.drawn_as_read(number, torch.Generator().manual_seed(0))
+        return Batch(drawn, None, number), "at random"
     dataset, features = config.dataset, trained.features
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
@@ -189,6 +190,7 @@ def _metadata(
         "class_names": trained.class_names,
         "feature_names": inputs.names,
         "target_names": () if trained.class_names else targets.columns,
+        "encoded": getattr(inputs, "encoded", {}),
         "preprocess": preprocess,
         "run": run.resolve().name,
         "epoch": epoch,
@@ -196,7 +198,6 @@ def _metadata(
     if not preprocess:
         scales = {"features": inputs.scales, "targets": targets.scales}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}
         about["means"] = getattr(inputs, "means", {})
         about["target_transform"] = getattr(targets, "transform", "") or None

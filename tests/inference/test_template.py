@@ -50,12 +50,12 @@ def test_pictures_fill_a_template_by_their_names(photos: Made, new: Path, capsys
     assert [row[0].split(";")[0] for row in rows[1:]] == [
         str(names.index(found[x]["class"])) for x in ids[:2]
     ]
-    (header, *rows) = filled(photos, new, "id,target\np0,0.5\np2.png,0.5\n")
+    _, *rows = filled(photos, new, "id,target\np0,0.5\np2.png,0.5\n")
     assert [float(row[1]) for row in rows] == [
         found[x]["probabilities"][names[1]] for x in ("p0", "p2")
     ]
-    header, *rows = filled(photos, new, f"{names[1]},id,{names[0]}\n0,p1,1\n")
-    assert [float(rows[0][0]), float(rows[0][2])] == [
+    rows = filled(photos, new, f"{names[1]},id,{names[0]}\n0,p1,1\n")
+    assert [float(rows[1][0]), float(rows[1][2])] == [
         found["p1"]["probabilities"][name] for name in names[::-1]
     ]
 
