@@ -160,11 +160,11 @@ def _texts(columns: Any) -> list[str]:
     return texts_of(columns.combine_chunks().column(0).chunk(0))
 
 
-def _head(table: Table) -> dict[str, list[str]]:
+def _head(table: Table, most: int | None = _HEAD) -> dict[str, list[str]]:
     """Return the first cells of the columns, but for the index of pandas, as texts."""
     names = [name for name in table.names if name not in table.index] or table.names
     batch = next(table.batches(names), None)
-    return {} if batch is None else {x: texts_of(batch.column(x)[:_HEAD]) for x in names}
+    return {} if batch is None else {x: texts_of(batch.column(x)[:most]) for x in names}
 
 
 def _column_of(head: Mapping[str, Sequence[str]], pictures: Pictures) -> str | None:
@@ -224,30 +224,41 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
     """Return words to train on a list next to pictures, if their `classes` by folders differ.
 
     Also return whether all pictures that it names are of one class. A list that tells the same
-    classes apart, or has only names, is none; nor is the file `but`.
+    classes apart, or has only names, or names few, is none; nor is the file `but`.
     """
     near = [Path(root)] if classes else [Path(root), Path(root).absolute().parent]
     files = [file for folder in near for file in sorted(folder.glob("*.[ct]sv"))]
     pictures = Pictures(root, files_below(root, picture_suffixes()) if files else ())
     for file in files:
         try:
-            head = _head(open_table(file)) if str(file) != but else {}
+            cells = _head(open_table(file), None) if str(file) != but else {}
         except ExptError:
             continue
-        if (column := _column_of(head, pictures)) is None:
+        first = {name: texts[:_HEAD] for name, texts in cells.items()}
+        if (column := _column_of(first, pictures)) is None:
             continue
-        places = [*map(pictures.find, head.pop(column))]
-        named = [row for row, each in enumerate(places) if each]
-        folders = [classes.get(pictures.files[places[row][0]], 0) for row in named]
-        cells = {x: [head[x][row] for row in named] for x in head}
-        telling = [x for x in cells if len({*cells[x]}) > 1]
-        number = len({*folders})
-        pairs = {x: len({*zip(cells[x], folders, strict=True)}) for x in telling}
-        are_equal = number > 1 and any(len({*cells[x]}) == pairs[x] == number for x in telling)
-        if telling and not are_equal:
+        places = [pictures.find(name) if name else [] for name in cells.pop(column)]
+        found = [[pictures.files[x] for x in several] for several in places if several]
+        kinds = [{classes.get(path, 0) for path in paths} for paths in found]
+        folders = set.intersection(*({*map(os.path.dirname, paths)} for paths in found))
+        there = [x for x in pictures.files if os.path.dirname(x) in folders] or pictures.files
+        if 2 * len(found) < len(there):
+            continue  # numbers of rows may be names of pictures, too
+        number, labels = len(set().union(*kinds)), [min(kind) for kind in kinds]
+        named = {x: [y for y, z in zip(cells[x], places, strict=True) if z] for x in cells}
+        telling = {x: each for x, each in named.items() if len({*each}) > 1}
+        is_one = bool(set.intersection(*kinds))
+        agrees = (
+            len({*zip(each, labels, strict=True)}) == len({*each}) == number
+            for each in telling.values()
+        )
+        if telling and (is_one or not any(agrees)):
             from expt.runs.overrides import joined, literal  # late: it imports all datasets
 
-            words = [f"dataset.labels={literal(str(file))}"]
-            words += [f"dataset.target={literal(telling[0])}"] if len(cells) > 1 else []
-            return joined(words), number == 1
+            words = {"dataset.labels": str(file), "dataset.target": next(iter(telling))}
+            if max(map(len, found)) > 1 and len(folders) == 1:  # by one name in several folders
+                words = {"dataset.root": folders.pop(), **words}
+            if len(cells) == 1:
+                del words["dataset.target"]
+            return joined([f"{key}={literal(word)}" for key, word in words.items()]), is_one
     return "", False

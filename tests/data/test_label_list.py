@@ -185,6 +185,11 @@ def test_a_list_next_to_pictures_is_proposed(root: Path, capsys: Capture) -> Non
     lines = [f"of_{x % 2}/p{x:02}.png,{x % 2},{x}" for x in range(12)]
     (root / "images" / "train.csv").write_text("\n".join(["id,label,x", *lines]))
     of(root / "images", "", val_fraction=0.5).prepare(task)  # it agrees with the folders
+    for number in range(12):  # of both classes, and a table of something else
+        for kind in range(2):
+            Image.new("RGB", (6, 6)).save(root / "images" / f"of_{kind}" / f"{number}.png")
+    (root / "images" / "train.csv").write_text("epoch,loss\n1,0.5\n2,0.4\n")
+    of(root / "images", "", val_fraction=0.5).prepare(task)
     assert "dataset.labels=" not in capsys.readouterr().err
 
 
