@@ -99,7 +99,9 @@ class Column:
         number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
         if not self._rows and width > 1:
             self.parts = [f"{self.name}[{place}]" for place in range(width)]
-        by_text = self._are_texts or is_date(self.way) or (self.way and _are_texts(cells.type))
+        # A float32 that is written as a text is none.
+        is_text = pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+        by_text = self._are_texts or is_date(self.way) or (self.way and is_text)
         values = None if by_text else _numbers(flat)
         if values is None and self._finds_way and not self._rows:
             self._find_way(flat)
@@ -247,12 +249,6 @@ def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
             return cells, 1
         found, width = found.flatten(), width * int(lengths[0])
     return (found, width) if wanted in (None, width) else (cells, 1)
-
-
-def _are_texts(kind: Any) -> bool:
-    """Return whether cells of a type are texts: a float32 that is written as one is none."""
-    types = pa.types
-    return any(is_one(kind) for is_one in (types.is_string, types.is_large_string))
 
 
 def _numbers(cells: Any) -> np.ndarray | None:

@@ -70,19 +70,10 @@ class Chosen:
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
-    def columns(self, places: Sequence[int]) -> Chosen:
+    def columns(self, places: Sequence[int], transform: str | None = None) -> Chosen:
         """Return the columns at these places."""
-        return Chosen(self._numbers, [self._places[x] for x in places], self.transform)
-
-    def transformed(self, how: str, at: str, names: Sequence[str]) -> Chosen:
-        """Return the logarithms. Raise DataError for the first number that has none."""
-        if (wrong := self[:] <= (-1 if how == "log1p" else 0)).any():
-            row, place = np.argwhere(wrong)[0].tolist()
-            raise DataError(
-                f"dataset.target_transform={how}: {at}: column {names[place]}, row {row + 1}:"
-                f" {self[row, place]:g} has no {how}; use log1p (above -1), or null"
-            )
-        return Chosen(self._numbers, self._places, how)
+        how = transform or self.transform
+        return Chosen(self._numbers, [self._places[place] for place in places], how)
 
 
 class Rows(NamedTuple):
@@ -196,10 +187,16 @@ def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
 
 
 def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
-    """Return rows whose targets are transformed, see `Chosen.transformed`."""
-    if how is None or not isinstance(rows.targets, Chosen):
+    """Return rows with the logarithms of targets. Raise DataError for the first that has none."""
+    if how is None or not isinstance(targets := rows.targets, Chosen):
         return rows
-    return rows._replace(targets=rows.targets.transformed(how, at, rows.target_names))
+    if (wrong := targets[:] <= (-1 if how == "log1p" else 0)).any():
+        row, place = np.argwhere(wrong)[0].tolist()
+        raise DataError(
+            f"dataset.target_transform={how}: {at}: column {rows.target_names[place]}, row"
+            f" {row + 1}: {targets[row][place]:g} has no {how}; use log1p (above -1), or null"
+        )
+    return rows._replace(targets=targets.columns(range(targets.shape[1]), how))
 
 
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
