@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from expt.data import indexing, overlap
-from expt.data.columns import filled_gaps, unknown_texts
+from expt.data.columns import base, filled_gaps, unknown_texts
 from expt.data.loader import Held, Load, loading
 from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
 from expt.data.rows import Chosen
@@ -197,10 +197,12 @@ def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
 
 
 def _filled(rows: Rows) -> Iterator[str]:
-    """Yield warnings of gaps in columns that had none in training."""
+    """Return warnings of gaps in columns that had none in training."""
+    found = dict[str, int]()
     for place, name in enumerate(rows.feature_names):
         if name in rows.gaps and not {"median", "categories"} & {*rows.encoded.get(name, ())}:
-            yield filled_gaps(name, int(np.isnan(rows.features.columns([place])[:]).sum()))
+            found[base(name)] = int(np.isnan(rows.features.columns([place])[:]).sum())
+    return itertools.starmap(filled_gaps, found.items())
 
 
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,7 +56,7 @@ class Columns(Feature):
         return {*gaps, *self.means, *self.scales}
 
     @property
-    def cell_names(self) -> Sequence[str]:
+    def cell_names(self) -> list[str]:
         """The columns of a table that they are of: one of dates is several of these."""
         ways = {name: how.get("way", "") for name, how in self.encoded.items()}
         dates = (x.rpartition(".")[0] if "year" in ways.get(x, "") else x for x in self.names)
@@ -70,7 +70,7 @@ class Columns(Feature):
     @property
     def settings(self) -> Mapping[str, Any]:
         # The columns of an array have no names in a table.
-        return {} if any("[" in name for name in self.names) else {"features": [*self.names]}
+        return {} if any("[" in name for name in self.names) else {"features": self.cell_names}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
         found = torch.randn((number, self.width), generator=generator)
