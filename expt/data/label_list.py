@@ -174,7 +174,12 @@ def _column_of(head: Mapping[str, Sequence[str]], pictures: Pictures) -> str | N
 
 
 def answers_of(
-    found: Listed, target: Sequence[str], takes: Any, trained_on: Features | None
+    found: Listed,
+    target: Sequence[str],
+    takes: Any,
+    trained_on: Features | None = None,
+    *,
+    learns: bool = True,
 ) -> Rows:
     """Return the targets of the pictures, part by part, as a task `takes` them, without features.
 
@@ -197,10 +202,10 @@ def answers_of(
         columns = _as_labels(table.path, columns, known.names if known else ())
     part = _Chosen(table.path, columns, [row for rows in found.rows.values() for row in rows])
     takes = Classes if takes is Anything else takes
-    wanted = Wanted(tuple(columns.column_names), (), takes, limit=None if known else 1)
+    wanted = Wanted(tuple(columns.column_names), (), takes, limit=1 if learns else None)
     with tempfile.TemporaryFile() as file:
         rows = rows_of(*read_rows(part, wanted, file), file)
-    if rows.class_names and known is None:
+    if rows.class_names and learns:
         check_learnable(table.path, names[0], rows.targets[:], rows.class_names, "dataset.target")
     return rows
 

@@ -152,8 +152,8 @@ def _samples(
     stand in the table. Raise ConfigError where the shape of samples is not known.
     """
     if preprocess and isinstance(inputs := trained.features.inputs, Columns) and inputs.encoded:
-        drawn = inputs.drawn_as_read(number, torch.Generator().manual_seed(0))
-        return Batch(drawn, None, number), "at random"
+        rows = inputs.drawn_as_read(number, torch.Generator().manual_seed(0))
+        return Batch(rows, None, number), "at random"
     dataset, features = config.dataset, trained.features
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)

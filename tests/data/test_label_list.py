@@ -110,6 +110,11 @@ def test_columns_of_0_and_1_are_labels_and_a_run_names_those_of_another_list(roo
         return batch.targets.tolist()
 
     assert measured("") == [[0, 0], [0, 1]]
+    other = of(root, "dataset.labels=b.csv", val_fraction=0.5)
+    (root / "b.csv").write_text("id,colour\np01,red\np02,red\n")
+    other.prepare(part("task", "dataset=digits"), learns=False)  # one class is enough to measure
+    with pytest.raises(DataError, match="all rows are of one class, red"):
+        other.prepare(part("task", "dataset=digits"))
     (root / "b.csv").write_text("id,tags\np01,c|new\n")
     with pytest.raises(DataError, match="label new"):
         measured("dataset.target=tags")

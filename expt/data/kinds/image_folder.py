@@ -207,12 +207,15 @@ class ImageFolder(_Folder, kinds.Images):
         name, columns = found.table.path.name, listed(first.columns)
         return f"{name}: {number:,} pictures by {found.column}; target {columns} ({kind})"
 
-    def _listings(self, task: Any, trained_on: Features | None = None) -> dict[str, Listing]:
+    def _listings(
+        self, task: Any, trained_on: Features | None = None, *, learns: bool = False
+    ) -> dict[str, Listing]:
         """Return the parts, labelled by their folders, or by the list as a `task` takes it."""
         if self.labels is None:
             return list_parts(self.root, self.splits, self.group)
         found, takes = self._listed(), getattr(task, "takes", Classes)
-        rows = label_list.answers_of(found, names_of(self.target or ()), takes, trained_on)
+        names = names_of(self.target or ())
+        rows = label_list.answers_of(found, names, takes, trained_on, learns=learns)
         targets, listings = iter(rows.targets[:].tolist()), dict[str, Listing]()
         for part, files in found.files.items():
             labels = [*itertools.islice(targets, len(files))]
@@ -227,7 +230,7 @@ class ImageFolder(_Folder, kinds.Images):
         For transforms none are decoded. Raise DataError where cache=true and the cache cannot be
         written.
         """
-        listings = self._listings(task)
+        listings = self._listings(task, learns=learns)
         if self.labels is None:
             image_files.warn_of_others(self.root)
             self._look_for_list(listings, learns=learns)
@@ -416,7 +419,7 @@ def _entry(
     for file, label in zip(listing.files, listing.labels, strict=True):
         if (content := checksum(file)) is None:
             return None
-        words += (file[start:], str(label), content)
+        words += (file[start:], str(label) if listing.classes else "", content)
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
