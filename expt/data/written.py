@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _SIGNS = r"[ \u00a0\u202f'\u2019{}]"
 """Characters between thousands, apart from the one that a way has for itself."""
-_TIME = r"([T ](\d\d?):(\d\d)(?::(\d\d(?:\.\d+)?))? ?(Z|[+-]\d\d(?::?\d\d)?|))?"
+_TIME = r"([T ]([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))? ?(Z|[+-]\d\d(?::?\d\d)?|))?"
 PARTS = ("year", "month", "weekday", "days")
 """Numbers that a date becomes; a Monday is 0, and days are since 1970."""
 
@@ -17,13 +17,10 @@ PARTS = ("year", "month", "weekday", "days")
 def _number(point: str, sign: str) -> Callable[[str], tuple[float, ...] | None]:
     grouped = rf"[1-9]\d{{0,2}}(?P<sign>{_SIGNS.format(sign)})\d{{3}}((?P=sign)\d{{3}})*"
     lakhs = r"|[1-9]\d?(,\d\d)+,\d{3}" if sign == "," else ""
-    form = re.compile(
-        rf"[+-]?({grouped}{lakhs}|0|[1-9]\d*)({re.escape(point)}\d+)?(e[+-]?\d+)?",
-        re.ASCII | re.IGNORECASE,
-    )
+    form = rf"[+-]?({grouped}{lakhs}|0|[1-9]\d*)({re.escape(point)}\d+)?([eE][+-]?\d+)?"
 
     def read(text: str) -> tuple[float, ...] | None:
-        if not form.fullmatch(text):
+        if not re.fullmatch(form, text, re.ASCII):  # compiled once, and not at the import
             return None
         return (float(re.sub(_SIGNS.format(sign), "", text).replace(point, ".")),)
 
@@ -31,10 +28,8 @@ def _number(point: str, sign: str) -> Callable[[str], tuple[float, ...] | None]:
 
 
 def _date(form: str) -> Callable[[str], tuple[float, ...] | None]:
-    written = re.compile(form + _TIME, re.ASCII)
-
     def read(text: str) -> tuple[float, ...] | None:
-        if not (found := written.fullmatch(text)):
+        if not (found := re.fullmatch(form + _TIME, text, re.ASCII)):
             return None
         hours, minutes, seconds, offset = found.groups()[-4:]
         second = 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds or 0)
