@@ -58,9 +58,9 @@ class Columns(Feature):
     @property
     def cell_names(self) -> list[str]:
         """The columns of a table that they are of: one of dates is several of these."""
-        ways = {name: how.get("way", "") for name, how in self.encoded.items()}
-        dates = (x.rpartition(".")[0] if "year" in ways.get(x, "") else x for x in self.names)
-        return [*dict.fromkeys(dates)]
+        dates = {name for name, how in self.encoded.items() if _is_date(how)}
+        names = (name.rpartition(".")[0] if name in dates else name for name in self.names)
+        return [*dict.fromkeys(names)]
 
     @property
     def shapes(self) -> Mapping[str, Any]:
@@ -95,9 +95,18 @@ class Columns(Feature):
             return
         plain = [name for name in self.names if name not in self.encoded]
         lines = [f"{listed(plain, 6):10} numbers"] if plain else []
-        lines += [f"{name:10} {_become(how)}" for name, how in self.encoded.items()]
-        head = f"columns      {self.width} from {len(self.names)}:"
+        several = ("year", "month", "weekday")  # the parts of a date are one line
+        lines += [
+            f"{name.removesuffix('.days') if _is_date(how) else name:10} {_become(how)}"
+            for name, how in self.encoded.items()
+            if not (_is_date(how) and name.endswith(several))
+        ]
+        head = f"columns      {self.width} from {len(self.cell_names)}:"
         yield from listed([head, *lines], 12, "\n  ").split("\n")
+
+
+def _is_date(how: Mapping[str, Any]) -> bool:
+    return "year" in how.get("way", "")
 
 
 def _become(how: Mapping[str, Any]) -> str:
@@ -106,6 +115,7 @@ def _become(how: Mapping[str, Any]) -> str:
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"
     words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
+    words = ["year, month, weekday and days since 1970"] if _is_date(how) else words
     words += [f"written as {how['way']}"] if "way" in how else []
     if "median" in how:
         words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")

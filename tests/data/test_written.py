@@ -100,6 +100,7 @@ def test_dates_become_the_numbers_of_pandas(form: str, tmp_path: Path) -> None:
     rows, inputs = samples(data.train)[0], data.info.features.inputs
     assert isinstance(inputs, Columns)
     assert inputs.names == ("day.year", "day.month", "day.weekday", "day.days")
+    assert [line.split()[0] for line in inputs.in_words()] == ["columns", "day"]
     np.testing.assert_allclose(rows[:40, ::2], wanted, rtol=1e-7)  # by each a mark of gaps
     np.testing.assert_allclose(rows[40, ::2], np.median(wanted, axis=0), rtol=1e-7)
     given = inputs_of(of(tmp_path / "t.csv"), data.info.features)
