@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
     add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
     add("--batch-size", type=positive, metavar="N", help="take batches of this size only [any]")
-    about = "include the normalisation: take pixels in [0, 1], or rows as in the table"
+    about = "include normalising and encoding: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")

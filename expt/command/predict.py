@@ -17,6 +17,7 @@ from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, ExptError, listed, warn
 from expt.inference import writing
 from expt.inference.plan import Plan
+from expt.inference.template import Template, to_template
 from expt.launch.launcher import refuse_in_torchrun
 from expt.progress import phase
 from expt.runs.tags import SPLITS
@@ -37,6 +38,8 @@ what is written
   segmentation    a PNG of class numbers for each picture (--output FOLDER), or an .npz of masks
   language model  tokens, loss (nats for each) and perplexity
   a custom task   what its method `predict` returns, else its model's outputs
+With --template these are filled into its columns, its rows found by their ids (file names, or a
+table's column), a class as a name or number as in its examples; ids without a match are named.
 Rows are in the order of the arguments, sorted within a folder; --split adds the column target.
 An .npz has an array for each of these, and the names of classes.
 
@@ -53,6 +56,7 @@ examples
   python -m expt predict RUN new.csv --output new_with_predictions.jsonl --which last
   python -m expt predict RUN --split test --output test.npz
   python -m expt predict SWEEP --best 5 photos --flips --output photos.csv
+  python -m expt predict RUN test_images --template sample_submission.csv --output submission.csv
 """
 
 
@@ -62,9 +66,14 @@ def main(words: Sequence[str]) -> int:
     Raise ExptError where some samples could not be read, and the errors of `Plan`.
     """
     asked = parse(words)
-    output, force = asked.pop("output"), asked.pop("force")
+    output, force, template = asked.pop("output"), asked.pop("force"), asked.pop("template")
     refuse_in_torchrun("expt predict")
     chosen, to_file = Plan(**asked), output is not None and output != Path("-")
+    filled = Template(template, chosen) if template else None
+    if filled and (output is None or output.suffix.lower() != ".csv"):
+        raise ConfigError(
+            f"--template {template}: name the file to write, e.g. --output filled.csv"
+        )
     masks = chosen.form.each == "pixel"
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
@@ -73,7 +82,7 @@ def main(words: Sequence[str]) -> int:
             raise ConfigError(f"--output {output}: is one of the files that are read")
         writing.check(output, masks=masks, force=force)
     with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
-        return _predict(chosen, output, to_file=to_file, force=force)
+        return _predict(chosen, output, filled, to_file=to_file, force=force)
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
@@ -86,6 +95,9 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("paths", nargs="*", metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
+    add(
+        "--template", type=Path, metavar="CSV", help="fill its columns, in its order, into --output"
+    )
     add("--force", action="store_true", help="overwrite an existing output")
     add("--top", type=int, metavar="K", help="only the K likeliest classes")
     trained_runs.add_options(parser)
@@ -103,13 +115,15 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -> int:
+def _predict(
+    chosen: Plan, output: Path | None, filled: Template | None, *, to_file: bool, force: bool
+) -> int:
     from expt.inference.predict import Predictor  # late: it imports torch
 
     predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
     skipped, noun = predictor.skipped, chosen.noun
     with (
-        _output(chosen, output, force=force) as write,
+        _output(chosen, output, filled, force=force) as write,
         phase("predicting", chosen.total or 0) as here,
     ):
         for answers in predictor:
@@ -140,7 +154,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
 
 
 @contextlib.contextmanager
-def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Write]:
+def _output(
+    chosen: Plan, output: Path | None, filled: Template | None, *, force: bool
+) -> Iterator[writing.Write]:
     found = list[Any]()
     if output in (None, Path("-")) and terminal.put(predictions=found):
         yield lambda answers, form: found.extend(form.answers(answers))
@@ -148,7 +164,9 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
     if output is None:
         yield writing.to_terminal(lambda line: say(Console(highlight=False), line))
         return
-    if output == Path("-"):
+    if filled is not None:
+        opened = to_template(filled, output, force=force)
+    elif output == Path("-"):
         opened = writing.to_csv(sys.stdout.buffer)
     elif output.suffix.lower() in writing.FILES:
         opened = writing.to_file(output, force=force)

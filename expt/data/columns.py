@@ -6,12 +6,13 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
+from expt.data.written import PARTS, WAYS, is_date, ways_of
 from expt.errors import DataError, listed
 from expt.late import np, pa
 
@@ -53,11 +54,13 @@ MOST = float.fromhex("0x1.fffffep127")
 FEW = 20
 """The number of rows up to which numbers may follow each other by chance."""
 _HEAD = 1000
+_SHOWS = 10_000
+"""Rows that show in which way a column is written."""
 
 
 def base(name: str) -> str:
-    """Return the column that a part is of: x[0] and x[1] are of x."""
-    return re.sub(r"\[\d+\]$", "", name)
+    """Return the column that a part is of: x[0] and x[1] are of x, as is x.year."""
+    return re.sub(rf"(\[\d+\]|\.({'|'.join(PARTS)}))$", "", name)
 
 
 class Column:
@@ -73,12 +76,17 @@ class Column:
         are_texts: bool = False,
         most: float = math.inf,
         known: Sequence[str] = (),
+        way: str | None = None,
     ) -> None:
         """Take numbers for texts too if they `are_texts`, and distinguish at `most` that number.
 
-        Texts that are `known` come first, even if they look like numbers.
+        Texts that are `known` come first, even if they look like numbers. Numbers are written in a
+        `way` of `WAYS`; with None the first texts show it, and with "" there is none.
         """
-        self.name, self.parts, self.known = name, [name], [*known]
+        self.name, self.parts, self.known, self.way = name, [name], [*known], way or ""
+        self._finds_way = way is None and not (are_texts or known)
+        if is_date(self.way):
+            self.parts = [f"{name}.{part}" for part in PARTS]
         self._are_texts, self._most = are_texts or bool(known), most
         self.texts = {text: place for place, text in enumerate(known)}
         """Those that there are, and their places."""
@@ -91,8 +99,13 @@ class Column:
         number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
         if not self._rows and width > 1:
             self.parts = [f"{self.name}[{place}]" for place in range(width)]
-        shape = number, len(self.parts)
-        values = None if self._are_texts else _numbers(flat)
+        # A float32 that is written as a text is none.
+        is_text = pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+        by_text = self._are_texts or is_date(self.way) or (self.way and is_text)
+        values = None if by_text else _numbers(flat)
+        if values is None and self._finds_way and not self._rows:
+            self._find_way(flat)
+        shape, width = (number, len(self.parts)), len(self.parts) if is_date(self.way) else width
         if values is None or not np.abs(values).max(initial=0) <= MOST:
             codes = np.full(1, -1, np.int32)
             if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
@@ -109,14 +122,31 @@ class Column:
         self._rows += number
         return values.reshape(shape)
 
+    def _find_way(self, cells: Any) -> None:
+        """Set the way in which the first texts are written, if it is the only possible one."""
+        texts = (text for text in map(_plain, _distinct(cells[:_SHOWS])[0]) if text not in MISSING)
+        if len(ways := ways_of(texts)) == 1 and self.parts == [self.name]:
+            self.way = ways[0]
+            if is_date(self.way):
+                self.parts = [f"{self.name}.{part}" for part in PARTS]
+
     def _numbers_and_codes(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
         texts, rows = _distinct(cells)
-        values, codes = np.full(len(texts) + 1, np.nan), np.full(len(texts) + 1, -1, np.int32)
+        shape = (len(texts) + 1, len(self.parts)) if is_date(self.way) else (len(texts) + 1,)
+        values, codes = np.full(shape, np.nan), np.full(shape, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
                 continue
-            if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
+            if self.way and (read := WAYS[self.way](text)) and not abs(read[0]) > MOST:
+                values[place] = read if is_date(self.way) else read[0]
+                continue
+            if (
+                not self.way
+                and not self._are_texts
+                and _NUMBER.fullmatch(text)
+                and not abs(float(text)) > MOST
+            ):
                 values[place] = float(text)
                 continue
             if self._are_texts and text not in self.known and _INTEGER.fullmatch(text):
@@ -144,7 +174,7 @@ class Column:
     def flags(self) -> list[str]:
         """Yes and no, or true and false, that of 0 first; none where there are other texts."""
         texts = {text.casefold() for text in self.texts}
-        return [] if self._are_texts or not texts <= _FLAGS.keys() else sorted(texts)
+        return [] if self._are_texts or self.way or not texts <= _FLAGS.keys() else sorted(texts)
 
     @property
     def categories(self) -> list[str]:
@@ -159,7 +189,7 @@ class Column:
 
     def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
-        odd = [text.casefold() not in _FLAGS for text in self.texts]
+        odd = [bool(self.way) or text.casefold() not in _FLAGS for text in self.texts]
         if not any(odd) and (may_have_gaps or not self.has_gaps):
             return ""
         codes = self.codes
@@ -168,25 +198,26 @@ class Column:
         rows, (first, place) = np.flatnonzero(wrong.any(1)), np.argwhere(wrong)[0]
         number = len(rows)
         text = [*self.texts, ""][codes[first, place]]
-        if _COMMA.fullmatch(text):
+        noun = f"written as {self.way}" if self.way else "a number"
+        if _COMMA.fullmatch(text) and not self.way:
             fix = "write a point as the decimal sign, and no sign between thousands"
-        fault = f"{text[:40]!r} is not a number" if text else "has no value"
+        fault = f"{text[:40]!r} is not {noun}" if text else "has no value"
         lines = table.lines(rows.tolist()) if number <= FEW else ""
         more = f" and {number - 1} more" if number > 1 else ""
         return f", {table.row(first)}{more}: {fault}; {lines}{fix}"
 
     def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
-        if len(self.parts) > 1:
-            return self.odd_rows(FIX, table)
+        if self.way or len(self.parts) > 1:
+            return self.odd_rows(FIX, table, may_have_gaps=bool(self.way))
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
-            for kind, one, numbers in (
-                ("dates", _DATE, "the year, the month or the days since one"),
-                ("durations", _SPAN, "the seconds"),
+            for kind, one, fix in (
+                ("dates", _DATE, "write them in one way, such as 2024-01-31"),
+                ("durations", _SPAN, "give numbers of them, such as the seconds"),
             ):
                 if all(map(one.fullmatch, some)):
-                    return f" holds {kind} ({some[0]}); give numbers of them, such as {numbers}"
+                    return f" holds {kind} ({some[0]}); {fix}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
                 return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
@@ -309,18 +340,25 @@ def text_of(cell: Any) -> str:
     return cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else str(cell)
 
 
+def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
+    """Return a column that reads cells as a run has."""
+    how = encoded.get(name) or encoded.get(f"{name}.{PARTS[0]}", {})
+    return Column(name, are_texts="categories" in how, way=how.get("way", ""))
+
+
 def read_as_known(
-    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]], filled: Container[str]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
     """Return new rows as a run has them, float64 [N, K], see `memory.Encoder`.
 
-    Also why rows can't be used, by their place, and how often texts occur in a column that the run
-    does not know: they are -1.
+    Also why rows can't be used, by their place, and how often texts, or gaps, occur in a column
+    that the run does not know: such texts are -1. A gap is wrong in a column of numbers without
+    one in training, unless it is `filled`.
     """
     found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
     for name, cells in columns.items():
-        how = encoded.get(name, {})
-        column = Column(name, are_texts="categories" in how)
+        column = known_column(name, encoded)
+        how = encoded.get(column.parts[0], {})
         column.values = column.read(cells).copy()
         codes, texts = column.codes, [*column.texts, ""]
         if "categories" in how:
@@ -332,14 +370,25 @@ def read_as_known(
             if None not in how["categories"] and column.has_gaps:
                 unknown.setdefault(name, Counter())[""] = int((codes < 0).sum())
         else:
-            column.texts_as([_FLAGS.get(text.casefold(), math.inf) for text in column.texts])
+            known = {} if column.way else _FLAGS
+            column.texts_as([known.get(text.casefold(), math.inf) for text in column.texts])
         found.append(column.values)
-        odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
+        is_new = np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED)
+        has_fill = all(part in filled for part in column.parts)
+        if has_fill and (rows := int(is_new.any(1).sum())):
+            unknown[name] = Counter({"": rows})
+        odd = np.isinf(found[-1]) | (is_new & (not has_fill))
         for row, place in np.argwhere(odd).tolist():
             text = texts[codes[row, place]][:40]
-            fault = f"holds {text!r}, which is not a number" if text else _NO_VALUE
+            noun = f"written as {column.way}" if column.way else "a number"
+            fault = f"holds {text!r}, which is not {noun}" if text else _NO_VALUE
             wrong.setdefault(row, f"column {name} {fault}")
     return np.concatenate(found, axis=1), wrong, unknown
+
+
+def filled_gaps(name: str, rows: int) -> str:
+    """Return a warning of gaps among numbers in some rows, that no training row has."""
+    return f"column {name}: no training row has a gap ({rows} rows): they become its training mean"
 
 
 def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> str:

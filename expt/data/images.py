@@ -224,7 +224,8 @@ class Kept(Held):
     """Pictures that are decoded once: taken from the cache, or put there by who reads them."""
 
     pictures: Pictures
-    labels: Sequence[int]
+    labels: Any
+    """the class of each, or numbers [N, T]"""
     cached: CachedImages
     device: torch.device
 
@@ -255,7 +256,7 @@ class Kept(Held):
 
     def _placed(self) -> InMemory:
         """Return all images on the device, as they are now."""
-        labels = torch.tensor(self.labels)
+        labels = torch.as_tensor(self.labels)
         return InMemory(torch.from_numpy(self.cached.images), labels, self.device)
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
@@ -303,6 +304,7 @@ def of_numbers(
     names: Sequence[str],
     num_workers: int,
     *,
+    memory: Mapping[str, Kept] | None = None,
     scales: Scales | None = None,
     standardises: bool = False,
     **also: Any,
@@ -321,8 +323,14 @@ def of_numbers(
             return scale(torch.as_tensor(target).float().reshape(1, -1))[0].float()
 
         pictures = {part: replace(each, target=scaled) for part, each in sets.items()}
-        more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(targets[0]), **also}
-        return of_sets(pictures, takes.of_columns(names, by), num_workers, **more)
+        held = {
+            part: replace(
+                each, pictures=pictures[part], labels=scale(torch.tensor(each.labels)).float()
+            )
+            for part, each in (memory or {}).items()
+        }
+        more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(values[0]), **also}
+        return of_sets(pictures, takes.of_columns(names, by), num_workers, held, **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()

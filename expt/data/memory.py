@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from expt.data import indexing, overlap
-from expt.data.columns import unknown_texts
+from expt.data.columns import base, filled_gaps, unknown_texts
 from expt.data.loader import Held, Load, loading
 from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
 from expt.data.rows import Chosen
@@ -119,17 +119,22 @@ def of_rows(
     """
     takes, device = getattr(opening.task, "takes", Numbers), opening.device
     if opening.trained_on is not None:
-        return _source(as_trained_on(opening.trained_on, rows), takes, parts, device)
+        rows = as_trained_on(opening.trained_on, rows)
+        found = _source(rows, takes, parts, device)
+        return dataclasses.replace(found, notes=[*found.notes, *_filled(rows)])
 
     def fitted(chosen: Tensor) -> Source:
         training = parts["train"][chosen.numpy()]
         encoded = encodings(rows, training)
         scales = dict[str, Scale]()
+        numbers = _scales(rows.features, rows.feature_names, training, encoded)
         if dataset.standardise:
-            scales |= _scales(rows.features, rows.feature_names, training, encoded)
+            scales |= numbers
         if dataset.standardise_targets and isinstance(rows.targets, Chosen):
             scales |= _scales(rows.targets, rows.target_names, training, {})
-        found = _source(rows._replace(encoded=encoded, scales=scales), takes, parts, device)
+        means = {x: mean for x, (mean, _) in numbers.items() if x not in scales}
+        own = rows._replace(encoded=encoded, scales=scales, means=means)
+        found = _source(own, takes, parts, device)
         return dataclasses.replace(found, notes=[*notes, *found.notes])
 
     return _source(rows, takes, parts, device, fitted=fitted)
@@ -162,6 +167,7 @@ def _source(
         width=features.number,
         scales={name: scales[name] for name in names if name in scales},
         encoded=rows.encoded,
+        means=rows.means,
         left_out=rows.left_out,
     )
     feature = (
@@ -169,6 +175,8 @@ def _source(
         if not rows.class_names
         else Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
     )
+    if isinstance(feature, Numbers) and isinstance(rows.targets, Chosen):
+        feature = dataclasses.replace(feature, transform=rows.targets.transform or "")
     return Source(
         features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
@@ -184,8 +192,17 @@ def _source(
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
     """Return the encoders of rows and of their targets."""
     names = rows.target_names if isinstance(rows.targets, Chosen) else ()
-    features = Encoder(rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps)
-    return features, Encoder(names, {}, rows.scales)
+    own = rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps, rows.means
+    return Encoder(*own), Encoder(names, {}, rows.scales)
+
+
+def _filled(rows: Rows) -> Iterator[str]:
+    """Return warnings of gaps in columns that had none in training."""
+    found = dict[str, int]()
+    for place, name in enumerate(rows.feature_names):
+        if name in rows.gaps and not {"median", "categories"} & {*rows.encoded.get(name, ())}:
+            found[base(name)] = int(np.isnan(rows.features.columns([place])[:]).sum())
+    return itertools.starmap(filled_gaps, found.items())
 
 
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -212,12 +229,14 @@ def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
     """
     found = dict[str, Encoding]()
     for place, name in enumerate(rows.feature_names):
-        how = {"flags": rows.flags[name]} if name in rows.flags else {}
+        how: dict[str, Any] = {"flags": rows.flags[name]} if name in rows.flags else {}
+        how |= {"way": rows.ways[name]} if name in rows.ways else {}
         if name in rows.texts or name in rows.gaps:
             how |= _encoding(name, rows.features.columns([place])[training][:, 0], rows.texts)
         if how:
             found[name] = how
-    return found
+    # A target has no encoding, but a line that says how it is written.
+    return found | {x: {"way": rows.ways[x]} for x in rows.target_names if x in rows.ways}
 
 
 def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -260,8 +279,12 @@ class Encoder:
         scales: Mapping[str, Scale],
         texts: Mapping[str, Sequence[str]] | None = None,
         gaps: Collection[str] = (),
+        means: Mapping[str, float] | None = None,
     ) -> None:
-        """Take the places of `texts` by their columns, of others those of the categories."""
+        """Take the places of `texts` by their columns, of others those of the categories.
+
+        Gaps of a column that has no median become its mean.
+        """
         outputs, self.notes = list[_Output](), list[str]()
         for place, name in enumerate(names):
             how = encoded.get(name, {})
@@ -274,7 +297,8 @@ class Encoder:
                 codes = [places.get(text, -2.0) for text in how["categories"]]
                 outputs += [_Output(place, False, code) for code in codes]
                 continue
-            fill = how.get("median", math.nan)
+            mean = scales[name][0] if name in scales else (means or {}).get(name, math.nan)
+            fill = how.get("median", mean)
             outputs.append(_Output(place, True, fill, scales.get(name, (0.0, 1.0))))
             if how.get("gaps"):
                 outputs.append(_Output(place, False, math.nan))
@@ -290,7 +314,8 @@ class Encoder:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
         if self._is_plain:
-            return rows if self._is_same else (rows - self._means) / self._deviations
+            there = torch.where(rows.isnan(), self._values, rows)
+            return there if self._is_same else (there - self._means) / self._deviations
         cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
@@ -351,13 +376,13 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
             values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
     for name in inputs.names:
-        if "categories" in (how := inputs.encoded.get(name, {})):
+        if "categories" in inputs.encoded.get(name, {}):
             continue
-        if name in rows.texts or (name in rows.gaps and "median" not in how):
+        if name in rows.texts or (name in rows.gaps and name not in inputs.filled):
             cells = "texts" if name in rows.texts else "gaps"
             raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
-    return rows._replace(encoded=inputs.encoded, scales=scales)
+    return rows._replace(encoded=inputs.encoded, scales=scales, means=inputs.means)
 
 
 class Windows(Held):

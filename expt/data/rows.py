@@ -25,6 +25,7 @@ from expt.data.columns import (
     refuse,
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
+from expt.data.written import is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
 from expt.late import np
@@ -43,8 +44,11 @@ _COUNTED = 10_000
 class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
-    def __init__(self, numbers: np.ndarray, places: Sequence[int] | None = None) -> None:
-        self._numbers = numbers
+    def __init__(
+        self, numbers: np.ndarray, places: Sequence[int] | None = None, transform: str | None = None
+    ) -> None:
+        """Take the logarithm of each number where the `transform` is log or log1p."""
+        self._numbers, self.transform = numbers, transform
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
         self.shape = (len(numbers), len(self._places))
 
@@ -55,7 +59,7 @@ class Chosen:
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
             found = found.take([place - first for place in self._places], axis=1)
-        return found
+        return getattr(np, self.transform)(found) if self.transform else found
 
     def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield these rows, some at a time.
@@ -66,9 +70,10 @@ class Chosen:
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
-    def columns(self, places: Sequence[int]) -> Chosen:
+    def columns(self, places: Sequence[int], transform: str | None = None) -> Chosen:
         """Return the columns at these places."""
-        return Chosen(self._numbers, [self._places[place] for place in places])
+        how = transform or self.transform
+        return Chosen(self._numbers, [self._places[place] for place in places], how)
 
 
 class Rows(NamedTuple):
@@ -89,8 +94,12 @@ class Rows(NamedTuple):
     """Features with a gap in some row, which is nan."""
     flags: Mapping[str, Sequence[str]] = {}
     """The spellings of features that are yes and no, or true and false."""
+    ways: Mapping[str, str] = {}
+    """The ways in which numbers and dates are written, see `written.WAYS`."""
     encoded: Mapping[str, Mapping[str, Any]] = {}
     """The encodings of features that are texts or have gaps, see `memory.Encoder`."""
+    means: Mapping[str, float] = {}
+    """The means of columns that are not standardised, for gaps in other rows."""
     scales: Mapping[str, tuple[float, float]] = {}
     """The mean and deviation that columns are standardised by."""
     parts: Mapping[str, int] = {}
@@ -120,6 +129,8 @@ class Wanted(NamedTuple):
     """the most different texts in a column; any number where a run has learned them"""
     group: str | None = None
     """the column that says which rows are held out together"""
+    ways: tuple[tuple[str, str], ...] = ()
+    """the ways in which a run has read columns that are not written plainly"""
 
     @property
     def learns(self) -> bool:
@@ -175,6 +186,19 @@ def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         return rows_of(*read(file), file)
 
 
+def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
+    """Return rows with the logarithms of targets. Raise DataError for the first that has none."""
+    if how is None or not isinstance(targets := rows.targets, Chosen):
+        return rows
+    if (wrong := targets[:] <= (-1 if how == "log1p" else 0)).any():
+        row, place = np.argwhere(wrong)[0].tolist()
+        raise DataError(
+            f"dataset.target_transform={how}: {at}: column {rows.target_names[place]}, row"
+            f" {row + 1}: {targets[row][place]:g} has no {how}; use log1p (above -1), or null"
+        )
+    return rows._replace(targets=targets.columns(range(targets.shape[1]), how))
+
+
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
     """Return the rows that were read into a file, which they map."""
     numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
@@ -183,7 +207,8 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     answers = classes if names else Chosen(numbers, target_places)
     group = about["group"]
     groups = None if group is None else numbers[:, group].astype(int)
-    same = {each: about[each] for each in ("left_out", "texts", "gaps", "flags", "parts", "notes")}
+    keys = ("left_out", "texts", "gaps", "flags", "ways", "parts", "notes")
+    same = {each: about[each] for each in keys}
     chosen = Chosen(numbers, places)
     return Rows(chosen, answers, features, targets, names, groups=groups, **same)
 
@@ -220,6 +245,10 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "group": len(parts) if groups else None,
         "texts": {part: each.categories for part, each in of_part.items() if each.categories},
         "flags": {part: each.flags for part, each in of_part.items() if each.flags},
+        "ways": {
+            **{each.name: each.way for each in targets if each.way},
+            **{part: each.way for part, each in of_part.items() if each.way},
+        },
         "gaps": [part for part, each in of_part.items() if each.has_gaps],
     }
     return about, classes
@@ -234,10 +263,15 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
+    ways = {base(name): way for name, way in wanted.ways}
     targets = [
-        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ())) for x in wanted.targets
+        Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()), way=ways.get(x))
+        for x in wanted.targets
     ]
-    features = [Column(x, are_texts=x in texts, most=most) for x in names]
+    features = [
+        Column(x, are_texts=x in texts, most=most, way=None if wanted.learns else ways.get(x, ""))
+        for x in names
+    ]
     # Another table that a run is evaluated on need not have groups.
     if not wanted.group or not (wanted.learns or wanted.group in table.names):
         return targets, features, []
@@ -303,7 +337,8 @@ def _answers(
             check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
     fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
-    refuse(path, {each.name: each.odd_rows(fix, table) for each in targets})
+    dates = {x.name: " holds dates, which are no targets" for x in targets if is_date(x.way)}
+    refuse(path, {**{x.name: x.odd_rows(fix, table) for x in targets}, **dates})
     for each in targets:
         each.number()
         if wanted.takes is Labels:

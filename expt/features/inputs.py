@@ -44,8 +44,23 @@ class Columns(Feature):
     """How many numbers a row becomes."""
     encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """The encodings of columns of texts, or with gaps; see `memory.Encoder`."""
+    means: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The means of columns that are not standardised, for gaps in other rows."""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why other columns are neither inputs nor targets."""
+
+    @property
+    def filled(self) -> set[str]:
+        """The columns of numbers whose gaps have a value."""
+        gaps = (name for name, how in self.encoded.items() if "median" in how)
+        return {*gaps, *self.means, *self.scales}
+
+    @property
+    def cell_names(self) -> list[str]:
+        """The columns of a table that they are of: one of dates is several of these."""
+        dates = {name for name, how in self.encoded.items() if _is_date(how)}
+        names = (name.rpartition(".")[0] if name in dates else name for name in self.names)
+        return [*dict.fromkeys(names)]
 
     @property
     def shapes(self) -> Mapping[str, Any]:
@@ -55,21 +70,43 @@ class Columns(Feature):
     @property
     def settings(self) -> Mapping[str, Any]:
         # The columns of an array have no names in a table.
-        return {} if any("[" in name for name in self.names) else {"features": [*self.names]}
+        return {} if any("[" in name for name in self.names) else {"features": self.cell_names}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
         found = torch.randn((number, self.width), generator=generator)
         mean, deviation = torch.tensor([*self.scales.values()] or [(0.0, 1.0)]).T
         return torch.addcmul(mean, found, deviation)
 
+    def drawn_as_read(self, number: int, generator: Generator) -> Tensor:
+        """Return random rows before they are encoded: places of categories, and nan for gaps."""
+        columns: list[Tensor] = []
+        for name in self.names:
+            how, values = self.encoded.get(name, {}), torch.randn(number, generator=generator)
+            mean, deviation = self.scales.get(name, (self.means.get(name, 0.0), 1.0))
+            most = len(how.get("categories", ())) + 1
+            places = torch.randint(most, (number,), generator=generator) - 1.0
+            cells = places if "categories" in how else mean + deviation * values
+            is_gap = torch.rand(number, generator=generator) < 0.2
+            columns.append(torch.where(is_gap, torch.nan, cells))
+        return torch.stack(columns, dim=1)
+
     def in_words(self) -> Iterator[str]:
         if not self.encoded:
             return
         plain = [name for name in self.names if name not in self.encoded]
         lines = [f"{listed(plain, 6):10} numbers"] if plain else []
-        lines += [f"{name:10} {_become(how)}" for name, how in self.encoded.items()]
-        head = f"columns      {self.width} from {len(self.names)}:"
+        several = ("year", "month", "weekday")  # the parts of a date are one line
+        lines += [
+            f"{name.removesuffix('.days') if _is_date(how) else name:10} {_become(how)}"
+            for name, how in self.encoded.items()
+            if not (_is_date(how) and name.endswith(several))
+        ]
+        head = f"columns      {self.width} from {len(self.cell_names)}:"
         yield from listed([head, *lines], 12, "\n  ").split("\n")
+
+
+def _is_date(how: Mapping[str, Any]) -> bool:
+    return "year" in how.get("way", "")
 
 
 def _become(how: Mapping[str, Any]) -> str:
@@ -78,6 +115,8 @@ def _become(how: Mapping[str, Any]) -> str:
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"
     words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
+    words = ["year, month, weekday and days since 1970"] if _is_date(how) else words
+    words += [f"written as {how['way']}"] if "way" in how else []
     if "median" in how:
         words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
         if how["gaps"]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Deviations from 0, beyond which a variance from sums of squares loses more than four digits.
 _FAR = 100.0
 _SHOWN = 3
+_INVERSE = {"log": "exp", "log1p": "expm1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +248,8 @@ class Numbers(Feature):
     shape: tuple[int, ...] = ()
     origin: float | tuple[float, ...] = 0.0
     """A number near which they lie, if that is far from 0 by their deviation; of a row each."""
+    transform: str = ""
+    """`log` or `log1p`, if their logarithms are trained on."""
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
@@ -262,8 +265,16 @@ class Numbers(Feature):
         own = {name: scales[name] for name in names if name in scales}
         return cls(names=tuple(names), shape=(len(names),), scales=own)
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"target_transform": self.transform} if self.transform else {}
+
+    def in_units(self, values: Tensor) -> Tensor:
+        found = super().in_units(values) if self.scales else values.double()
+        return getattr(torch, _INVERSE[self.transform])(found) if self.transform else found
+
     def seen(self, known: Known) -> Feature:
-        if (found := known()) is None:
+        if self.transform or (found := known()) is None:
             return self
         values, number = found.double().flatten(), self.shape[0] if len(self.shape) == 1 else 1
         if number > 1 and len(values) % number == 0:
@@ -283,6 +294,9 @@ class Numbers(Feature):
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
     def _in_units(self, values: Tensor) -> np.ndarray:
+        if self.transform:
+            found = self.in_units(values.cpu()).numpy()
+            return np.array([float(f"{x:.6g}") for x in found.flat]).reshape(found.shape)
         numbers = at_least_single(values).cpu().numpy()
         if self.scales:
             columns = zip(numbers.T, self.scales.values(), strict=True)

@@ -52,7 +52,9 @@ class Complete(nn.Module):
     def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
         self.model, self._preprocess = trained.model, trained.preprocess
-        scales = [*targets.scales.values()]
+        self._transform = getattr(targets, "transform", "")
+        ones = [(0.0, 1.0)] * len(targets.names) if self._transform else []
+        scales = [*targets.scales.values()] or ones
         mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
         self.register_buffer("mean", mean.clone())
         self.register_buffer("deviation", deviation.clone())
@@ -64,12 +66,17 @@ class Complete(nn.Module):
         if not len(self.mean):
             return output
         columns = output.double().reshape(output.shape[0], -1)
-        return (columns * self.deviation + self.mean).reshape(output.shape)
+        found = (columns * self.deviation + self.mean).reshape(output.shape)
+        if self._transform:
+            return found.exp() if self._transform == "log" else found.expm1()
+        return found
 
     def without_units(self, output: Tensor) -> Tensor:
         """Return the outputs of the model before they were put into units."""
         if not len(self.mean):
             return output
+        if self._transform:
+            output = output.log() if self._transform == "log" else output.log1p()
         columns = output.reshape(len(output), -1)
         return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
 
@@ -88,8 +95,9 @@ def export(
 ) -> dict[str, str]:
     """Write the model of a run to `file`, for batches of any size, or of one; describe it.
 
-    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
-    normalises them itself, and gives a regression's numbers in the targets' own units. It is
+    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table (a text as
+    its place among the categories, nan for a gap), encodes and normalises them itself, and gives a
+    regression's numbers in the targets' own units. It is
     written only if its outputs equal the model's, to `tolerance`; LARGE ones by their size.
 
     Raise ConfigError where it cannot be done, RunFailed where the export or the check fails.
@@ -143,9 +151,9 @@ def _samples(
     Nothing is downloaded. To `preprocess`, images are pixels in [0, 1], and rows [N, F] as they
     stand in the table. Raise ConfigError where the shape of samples is not known.
     """
-    encoded = getattr(trained.features.inputs, "encoded", {})
-    if preprocess and any({*how} - {"flags"} for how in encoded.values()):
-        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
+    if preprocess and isinstance(inputs := trained.features.inputs, Columns) and inputs.encoded:
+        rows = inputs.drawn_as_read(number, torch.Generator().manual_seed(0))
+        return Batch(rows, None, number), "at random"
     dataset, features = config.dataset, trained.features
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
@@ -182,6 +190,7 @@ def _metadata(
         "class_names": trained.class_names,
         "feature_names": inputs.names,
         "target_names": () if trained.class_names else targets.columns,
+        "encoded": getattr(inputs, "encoded", {}),
         "preprocess": preprocess,
         "run": run.resolve().name,
         "epoch": epoch,
@@ -189,8 +198,9 @@ def _metadata(
     if not preprocess:
         scales = {"features": inputs.scales, "targets": targets.scales}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}
+        about["means"] = getattr(inputs, "means", {})
+        about["target_transform"] = getattr(targets, "transform", "") or None
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from expt.data import image_files
-from expt.data.columns import Column, base, read_as_known, text_of, texts_of, unknown_texts
+from expt.data.columns import (
+    base,
+    filled_gaps,
+    known_column,
+    read_as_known,
+    text_of,
+    texts_of,
+    unknown_texts,
+)
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
@@ -298,7 +306,8 @@ class Rows(Inputs):
     def _encode(self) -> Any:
         from expt.data.memory import Encoder
 
-        return Encoder(self.feature.names, self.feature.encoded, self.feature.scales)
+        feature = self.feature
+        return Encoder(feature.names, feature.encoded, feature.scales, means=feature.means)
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         if are_arrays(samples):
@@ -315,7 +324,7 @@ class Rows(Inputs):
 
     def _coded(self, given: Any) -> np.ndarray:
         """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
-        names = self.feature.names
+        names = self.feature.cell_names
         if hasattr(given, "columns"):  # of pandas, by their names
             if missing := [name for name in names if name not in given.columns]:
                 raise ConfigError(f"rows without the column {missing[0]}: give {', '.join(names)}")
@@ -328,12 +337,18 @@ class Rows(Inputs):
             )
         cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
         columns = dict(zip(names, cells, strict=True))
-        values, wrong, unknown = read_as_known(columns, self.feature.encoded)
+        known = self.feature.encoded, self.feature.filled
+        values, wrong, unknown = read_as_known(columns, *known)
         for row, why in wrong.items():
             raise ConfigError(f"row {row + 1}: {why}; correct it")
         for name, texts in unknown.items():
-            warn(unknown_texts(name, texts, texts.total()))
+            warn(self._unknown(name, texts))
         return values
+
+    def _unknown(self, name: str, texts: Counter[str]) -> str:
+        is_text = "categories" in self.feature.encoded.get(name, {})
+        several = texts.total()
+        return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
 
     def _open(self, path: str) -> _Opened:
         """Return the table. Raise ConfigError where the model's columns are not there."""
@@ -350,7 +365,7 @@ class Rows(Inputs):
         taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
-        columns = [*map(Column, taken)]
+        columns = [known_column(name, self.feature.encoded) for name in taken]
         for column in columns:
             column.read(first.column(column.name))
         parts = [part for column in columns for part in column.parts]
@@ -387,9 +402,12 @@ class Rows(Inputs):
         own = new_names(others, ("path", "row"))
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
-            values, wrong, unknown = read_as_known(columns, self.feature.encoded)
+            known = self.feature.encoded, self.feature.filled
+            values, wrong, unknown = read_as_known(columns, *known)
             values = values[:, order]
+            lost = sum(done <= row < done + batch.num_rows for row in damaged)
             for name, counted in unknown.items():
+                counted[""] -= lost  # such a row is one of gaps
                 new[name] += counted
             cells = {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
@@ -404,7 +422,9 @@ class Rows(Inputs):
                 yield Piece(about, values[good], [f"{path}: {each}" for each in why])
             done += batch.num_rows
         for name, counted in new.items():
-            warn(f"{path}: {unknown_texts(name, counted, counted.total())}")
+            if not counted:
+                continue
+            warn(f"{path}: {self._unknown(name, counted)}")
 
 
 class Texts(Inputs):

@@ -67,6 +67,8 @@ class ExtraMetrics:
 
     def _in_units(self, predictions: Any, targets: Any) -> tuple[Any, Any]:
         number = len(self._targets.scales)
+        if getattr(self._targets, "transform", ""):
+            number = len(self._targets.names)
         if not number:
             return predictions, targets
         both = predictions, targets

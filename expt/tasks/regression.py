@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -39,8 +39,12 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task."""
-        deviations = [deviation for _, deviation in facts.targets.scales.values()]
-        return Regression(self.loss, getattr(facts.targets, "origin", 0.0), deviations)
+        targets = facts.targets
+        deviations = [deviation for _, deviation in targets.scales.values()]
+        if getattr(targets, "transform", ""):
+            ones = [1.0] * len(targets.names)
+            return Regression(self.loss, 0.0, ones, in_units=targets.in_units)
+        return Regression(self.loss, getattr(targets, "origin", 0.0), deviations)
 
 
 class Regression(Task):
@@ -59,11 +63,13 @@ class Regression(Task):
         loss: Loss = "mse",
         origin: float | Sequence[float] = 0.0,
         deviations: Sequence[float] = (),
+        in_units: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Take the moments of the targets from `origin`, a number near which they lie, or one each.
 
         Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
         R^2. The `deviations` are those by which targets are standardised, one each, if they are.
+        Where logarithms are trained on, `in_units` returns the numbers to measure.
         """
         from torch.nn import functional
 
@@ -77,6 +83,7 @@ class Regression(Task):
         self._origin = origins * len(deviations) if len(deviations) > len(origins) else origins
         self._units = [*deviations] or [1.0] * len(self._origin)
         self._constants: Tensor | None = None
+        self._in_units = in_units
 
     @property
     def sums(self) -> Mapping[str, int]:
@@ -94,6 +101,8 @@ class Regression(Task):
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return both errors, and the targets' moments from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
+        if self._in_units is not None:
+            predicted, targets = self._in_units(predicted), self._in_units(targets)
         error, count, number = predicted - targets, targets.numel(), len(self._origin)
         if number == 1:
             error, targets = error * self._units[0], (targets - self._origin[0]) * self._units[0]

@@ -57,7 +57,8 @@ IN_NO_IDENTITY = {
     "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
-    "dataset.max_categories", "dataset.group",  # of a folder: what the file holds counts
+    "dataset.max_categories",
+    "dataset.group", "dataset.labels",  # of a folder: what the file holds counts
 }  # fmt: skip
 """With all keys below the following."""
 NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", *TRACKERS)

@@ -292,7 +292,7 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (CLASS, "a,y\n" + "".join(f"1,{x}\n" for x in range(30)), "y: has 30 classes in 30 rows", ALL),
     (NUMBER, "a,b,y\n1,2,0\n1,2\n", "row 2 has 2 cells for 3 columns", {}),
     (NUMBER, "a,a,y\n1,2,0\n", "two columns are called 'a'; rename one", {}),
-    (NUMBER, "a;b;y\n1,5;2;3\n", "column a, row 1: .*decimal sign", {}),
+    (NUMBER, "a;b;y\n1,500;2;3\n", "column a, row 1: .*decimal sign", {}),
     (NUMBER, "a;b;y\n1;2;3\n1;2;3;4\n", "row 2 has 4 cells", {}),
     (NUMBER, "a,b,y\nx,1,1\n2,2,2\n", r"leave it out: 'dataset.features=\[b\]'", ALL),
     (
@@ -301,7 +301,7 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
         r"(?s)column s, row 1 and 29 more: .*: 'dataset.features=\[b\]'.*column k, row 1:",
         ALL,
     ),
-    (NUMBER, 'a,b,y\n"1,5",2,3\n', "column a, row 1: .*decimal sign", {}),
+    (NUMBER, 'a,b,y\n"1,500",2,3\n', "column a, row 1: .*decimal sign", {}),
     (NUMBER, "a,b,y\n1,5,2,3\n", "row 1 has 4 cells .*decimal sign", {}),
     (NUMBER, "a,b,y\n1_000,2,3\n", "column a, row 1: '1_000' is no", {}),
     (NUMBER, "a,b,y\n0x10,2,3\n2,2,3\n", "column a, row 1: '0x10' is not a number", {}),

@@ -13,6 +13,7 @@ import torch
 
 import expt
 from expt.command import export as command
+from expt.data.written import PARTS
 from expt.errors import ConfigError, RunFailed
 from expt.inference import export as exporter
 from expt.inference.load import located, read, rebuilt
@@ -171,3 +172,49 @@ def test_larger_models(model: str, format: Any, train: TrainAlone, tmp_path: Pat
         exporter.export(
             folder, tmp_path / "model.pt2", format, which="last", preprocess=preprocess, force=True
         )
+
+
+@pytest.mark.parametrize("format", ["torch_export", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_the_encoding_of_a_real_table_is_in_the_file(
+    train: TrainAlone, tmp_path: Path, format: Any
+) -> None:
+    """Texts, gaps, dates, flags and logarithms."""
+    draw, lines = np.random.default_rng(0), ["size,city,built,new,price"]
+    for x in range(60):
+        size, city = round(draw.uniform(10, 99), 2), ["Rome", "Oslo", ""][x % 3]
+        cells = [size if x % 5 else "", city, f"2024-02-{x % 28 + 1:02}", ["yes", "no"][x % 2]]
+        lines.append(",".join(map(str, [*cells, size * 100])))
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    words = f"dataset=table dataset.path={tmp_path}/t.csv dataset.targets=price task=regression"
+    more = "model=mlp epochs=1 batch_size=8 dataset.target_transform=log"
+    folder = train(*words.split(), *more.split(), "dataset.standardise_targets=true").folder
+    file = tmp_path / f"model.{format}"
+    exporter.export(folder, file, format, which="last", preprocess=True)
+    model = expt.load(folder, "last")
+    names = model.features.inputs.names
+    rows: list[list[Any]] = [["40.5", "Oslo", "2024-02-29", "no"], [None, "Bonn", None, "yes"]]
+    rows.append(["7", None, "2024-03-01", None])
+    day = float(np.datetime64("2024-02-29").astype(int))
+    values = np.array(
+        [
+            [40.5, 0, 2024, 2, 3, day, 0],
+            [math.nan, -1, *[math.nan] * 4, 1],
+            [7, math.nan, 2024, 3, 4, day + 1, math.nan],
+        ],
+        np.float32,
+    )
+    if format == "onnx":
+        onnxruntime: Any = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(str(file))
+        found = session.run(None, {"input": values})[0]
+        about = session.get_modelmeta().custom_metadata_map
+        encoded = json.loads(about["expt.encoded"])
+    else:
+        extra = {exporter.METADATA: ""}
+        found = torch.export.load(str(file), extra_files=extra).module()(torch.from_numpy(values))
+        encoded = json.loads(json.loads(extra[exporter.METADATA])["encoded"])
+    assert encoded["city"]["categories"] == ["Oslo", "Rome", None]
+    assert names == ("size", "city", *(f"built.{x}" for x in PARTS), "new")
+    with torch.no_grad():
+        wanted = model.features.targets.in_units(model(model.preprocess(rows)))
+    np.testing.assert_allclose(torch.as_tensor(found).detach(), wanted, rtol=1e-4)

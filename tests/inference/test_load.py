@@ -223,7 +223,8 @@ def test_rows_are_lists_arrays_or_tensors() -> None:
     for given in ([48, 21.6], [np.float64(48), "21.6"], row, [row], row.double().numpy()):
         assert preprocess(given).flatten().tolist() == pytest.approx([23.5, 21.6])
     assert preprocess([[1, True], [2, 3]]).shape == (2, 2)
-    for wrong in ([1], [[1, 2], [1]], [None, 1], ["x", 1], 3.0, torch.ones(3)):
+    assert preprocess([None, 1]).tolist() == [[0, 1]]  # its mean, which b has not
+    for wrong in ([1], [[1, 2], [1]], [1, None], ["x", 1], 3.0, torch.ones(3)):
         with pytest.raises(ConfigError):
             preprocess(wrong)
 

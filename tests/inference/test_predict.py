@@ -208,12 +208,18 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     turned[2], turned[4] = turned[2].replace(lines[1][2], ""), turned[4] + ",1"
     (tmp_path / "turned.csv").write_text("\n".join(turned))
     found = expt.predict(patients.folder, tmp_path / "turned.csv", batch_size=4)
-    assert [record["row"] for record in found] == [1, 3, 5, 6]
-    assert [line.partition("row ")[2] for line in found.skipped] == [
-        "2: column bmi has no value, and had one in each row of training",
-        "4: has 12 cells for 11 columns",
-    ]
-    assert capsys.readouterr().err.count("warning: ") == 2
+    assert [record["row"] for record in found] == [1, 2, 3, 5, 6]
+    rest = [line.partition("row ")[2] for line in found.skipped]
+    assert rest == ["4: has 12 cells for 11 columns"]
+    warned = capsys.readouterr().err
+    assert warned.count("warning: ") == 2
+    assert "column bmi: no training row has a gap (1 rows)" in warned
+    mean = expt.load(patients.folder).features.inputs.scales["bmi"][0]
+    (tmp_path / "turned.csv").write_text(
+        "\n".join([turned[0], turned[2].replace(",,", f",{mean},")])
+    )
+    (filled,) = expt.predict(patients.folder, tmp_path / "turned.csv")
+    assert found[1]["progression"] == pytest.approx(filled["progression"], rel=1e-6)
     (tmp_path / "turned.csv").write_text("\n".join(turned).replace("bmi", "BMI"))
     with pytest.raises(ConfigError, match=r"turned\.csv: has no column bmi.*Did you mean 'BMI'\?"):
         expt.predict(patients.folder, tmp_path / "turned.csv")

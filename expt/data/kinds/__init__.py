@@ -56,6 +56,10 @@ TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="sp
 Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
 Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
 Standardise = Annotated[bool, Key(evaluate=True)]
+TargetTransform = Annotated[
+    Literal["log", "log1p"] | None,
+    Key(evaluate=True, only_if={"dataset.target_transform": IS_SET}),
+]
 Place = Annotated[Folder, Key(result="none")]
 """The folder of files; their content is part of the identity."""
 SplitNames = tuple[Literal["train", "val", "test"], ...] | None

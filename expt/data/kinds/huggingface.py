@@ -31,7 +31,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
-from expt.data.rows import Wanted, cached_rows, rows_of
+from expt.data.rows import Wanted, cached_rows, rows_of, with_logs
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers
 from expt.late import np, torch
@@ -58,6 +58,7 @@ class HuggingFace(kinds.Images):
     max_categories: Annotated[Count, Key(result="none")] = 100
     standardise: kinds.Standardise = True
     standardise_targets: kinds.Standardise = False
+    target_transform: kinds.TargetTransform = None
     group: kinds.Group = None
     image_size: Size | None
     channels: Literal[1, 3] | None = None
@@ -75,7 +76,10 @@ class HuggingFace(kinds.Images):
         return not isinstance(self.input, str)
 
     def problems(self, task: Any) -> list[str]:
-        problems = problems_of_columns("target", self.target, self.standardise_targets, task)
+        standardises, transform = self.standardise_targets, self.target_transform
+        problems = problems_of_columns("target", self.target, standardises, task, transform)
+        if transform and not self.has_rows:
+            problems.append(f"dataset.target_transform={transform}: is for rows; use null")
         if self.has_rows and (self.image_size or self.transforms):
             problems.append(
                 "dataset.image_size and transforms: are of images, and dataset.input names columns"
@@ -149,6 +153,7 @@ class HuggingFace(kinds.Images):
             f"rows-{words}.{self.fingerprint()}",
             lambda file: SplitTable(self, how.task, learns).read(columns, file),
         )
+        rows = with_logs(rows, self.target_transform, Path(self.path).name)
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
     def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
-from expt.data import cache, image_files, kinds
+from expt.config.constraints import IS_SET, STRICT, Folder, Key, Name, Size
+from expt.data import cache, image_files, kinds, label_list
 from expt.data.checksums import Checksums, of_content, of_files, sampled
 from expt.data.group_file import groups_of, without_line
 from expt.data.image_files import left_out, look
+from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
-from expt.features import Classes, Mask
+from expt.features import Classes, Features, Labels, Mask, Numbers
 from expt.late import torch
 from expt.machine import available_memory, usable_cpus
 
@@ -103,9 +104,12 @@ class _Folder(kinds.DatasetConfig):
     def fingerprint(self) -> str:
         samples = itertools.chain.from_iterable(self._samples().values())
         found = of_files(Path(self.root), self._names(samples))
-        if self.group is None or not os.path.isfile(self.group):
-            return found
-        return cache.digest([found, of_content([Path(self.group)])])
+        files = [Path(file) for file in self._tables() if os.path.isfile(file)]
+        return cache.digest([found, of_content(files)]) if files else found
+
+    def _tables(self) -> list[str]:
+        """Return the tables about the pictures, which count by their content."""
+        return [] if self.group is None else [self.group]
 
     def _groups(self, *, learns: bool) -> dict[str, list[int]]:
         """Return the groups of the parts that have some; see `groups_of`."""
@@ -144,6 +148,16 @@ class ImageFolder(_Folder, kinds.Images):
     """Images in a folder for each class."""
 
     name: Literal["image_folder"]
+    labels: Annotated[
+        Folder | None, Key(result="none", varies="source", only_if={"dataset.labels": IS_SET})
+    ] = None  # its content is part of the identity
+    target: Annotated[
+        Name | Annotated[tuple[Name, ...], Field(min_length=1)] | None,
+        Key(only_if={"dataset.target": IS_SET}),
+    ] = None
+    standardise_targets: Annotated[
+        bool, Key(evaluate=True, only_if={"dataset.standardise_targets": True})
+    ] = False
     cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
     eval_transforms: Annotated[
         tuple[dict[str, Any], ...] | None,
@@ -155,14 +169,60 @@ class ImageFolder(_Folder, kinds.Images):
         ),
     ] = None
 
+    OFFERS = (Classes, Labels, Numbers)
+
     def problems(self, task: Any) -> list[str]:
+        problems = problems_of_columns("target", self.target or (), self.standardise_targets, task)
         if self.transforms and self.cache is True:
-            return ["dataset.cache=true: dataset.transforms read each image as it is; use auto"]
-        return []
+            problems.append(
+                "dataset.cache=true: dataset.transforms read each image as it is; use auto"
+            )
+        if self.labels is None and (self.target or task.takes in (Labels, Numbers)):
+            key = f"dataset.target={self.target}" if self.target else f"task={task.name}"
+            problems.append(f"{key}: needs a list of labels, e.g. dataset.labels=train.csv")
+        return problems
 
     def _samples(self) -> Mapping[str, list[tuple[str, ...]]]:
-        listings = list_parts(self.root, self.splits)
-        return {part: [(file,) for file in each.files] for part, each in listings.items()}
+        found = list_parts(self.root, self.splits) if self.labels is None else None
+        files = {part: x.files for part, x in found.items()} if found else self._listed().files
+        return {part: [(file,) for file in each] for part, each in files.items()}
+
+    def parts(self) -> Collection[str]:
+        return super().parts() if self.labels is None else self._listed().files
+
+    def _tables(self) -> list[str]:
+        own = [] if self.labels is None else [str(label_list.path_of(self.labels, self.root))]
+        return [*super()._tables(), *own]
+
+    def _listed(self) -> label_list.Listed:
+        assert self.labels is not None
+        return label_list.match(self.labels, self.root, self.splits)
+
+    def described(self, task: Any) -> str:
+        if self.labels is None:
+            return ""
+        first, found = next(iter(self._listings(task).values())), self._listed()
+        kind = f"{len(first.classes)} classes" if first.classes else "numbers"
+        number = sum(map(len, found.files.values()))
+        name, columns = found.table.path.name, listed(first.columns)
+        return f"{name}: {number:,} pictures by {found.column}; target {columns} ({kind})"
+
+    def _listings(
+        self, task: Any, trained_on: Features | None = None, *, learns: bool = False
+    ) -> dict[str, Listing]:
+        """Return the parts, labelled by their folders, or by the list as a `task` takes it."""
+        if self.labels is None:
+            return list_parts(self.root, self.splits, self.group)
+        found, takes = self._listed(), getattr(task, "takes", Classes)
+        names = names_of(self.target or ())
+        rows = label_list.answers_of(found, names, takes, trained_on, learns=learns)
+        targets, listings = iter(rows.targets[:].tolist()), dict[str, Listing]()
+        for part, files in found.files.items():
+            labels = [*itertools.islice(targets, len(files))]
+            labels = labels if rows.class_names else [*map(tuple, labels)]
+            folder = image_files.parts_there(self.root)[part]
+            listings[part] = Listing(folder, files, labels, rows.class_names, "", rows.target_names)
+        return listings
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
         """Make room for the images in the cache, unless it is false or too small.
@@ -170,9 +230,13 @@ class ImageFolder(_Folder, kinds.Images):
         For transforms none are decoded. Raise DataError where cache=true and the cache cannot be
         written.
         """
-        image_files.warn_of_others(self.root)
+        listings = self._listings(task, learns=learns)
+        if self.labels is None:
+            image_files.warn_of_others(self.root)
+            self._look_for_list(listings, learns=learns)
         self._groups(learns=learns)
-        listings = list_parts(self.root, self.splits, self.group)
+        for note in () if self.labels is None else self._listed().notes:
+            image_files.warn_once(note)
         for part, listing in listings.items():
             listing.report(part)
         samples: Sequence[tuple[str, ...]] = [
@@ -190,6 +254,23 @@ class ImageFolder(_Folder, kinds.Images):
             samples = self._read(samples)
         mode = image_files.MODES[self.channels]
         return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
+
+    def _look_for_list(self, listings: Mapping[str, Listing], *, learns: bool) -> None:
+        """Warn of a list that labels pictures otherwise than their folders.
+
+        Raise DataError to learn from where all that it names are of one of these classes.
+        """
+        pairs = (zip(each.files, each.labels, strict=True) for each in listings.values())
+        of_file = dict(itertools.chain.from_iterable(pairs))
+        words, is_one = label_list.proposed(self.root, of_file, self.group)
+        if words and is_one and learns:
+            raise DataError(
+                f"dataset.root={self.root}: a list labels pictures that lie in one folder: {words};"
+                " if the folders are the classes, move the list elsewhere"
+            )
+        if words:
+            note = f"a list labels these pictures otherwise than their folders: {words}"
+            image_files.warn_once(f"{self.root}: {note}")
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which their readers fill; a full one is sealed.
@@ -213,9 +294,9 @@ class ImageFolder(_Folder, kinds.Images):
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        from expt.data.images import Kept, Unchanged, of_sets, pictures_of
+        from expt.data.images import Kept, Unchanged, of_numbers, of_sets, pictures_of
 
-        listings = list_parts(self.root, self.splits)
+        listings = self._listings(how.task, how.trained_on)
         kept = dict[str, Kept]()
         with Checksums.below(Path(self.root)) as sums:
             pairs = {
@@ -227,10 +308,17 @@ class ImageFolder(_Folder, kinds.Images):
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
                 if name and (images := cache.read_entry(name, cache.CachedImages)):
                     kept[part] = Kept(pictures[part], each.labels, images, how.device)
+        first, workers = next(iter(listings.values())), how.num_workers
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
-        classes = next(iter(listings.values())).classes
-        named = Classes(names=tuple(classes), are_names=True)
-        found = of_sets(pictures, named, how.num_workers, kept, classes=labels)
+        if first.classes:
+            column = first.columns[0] if first.columns else ""
+            named = Classes(names=tuple(first.classes), are_names=True, column=column)
+            found = of_sets(pictures, named, workers, kept, classes=labels)
+            return self._with_groups(found, how)
+        scales = None if how.trained_on is None else how.trained_on.targets.scales
+        more: Any = {"scales": scales, "standardises": self.standardise_targets, "memory": kept}
+        numbers = torch.tensor(first.labels[:1]) if labels is None else labels
+        found = of_numbers(pictures, how.task.takes, numbers, first.columns, workers, **more)
         return self._with_groups(found, how)
 
 
@@ -240,10 +328,13 @@ class Listing(NamedTuple):
     folder: Path
     """root/train, root/val or root/test, or the root"""
     files: list[str]
-    labels: list[int]
+    labels: list[Any]
+    """the places of classes, or tuples of numbers"""
     classes: tuple[str, ...]
     left_out: str
     """The number of other files, and of each suffix."""
+    columns: tuple[str, ...] = ()
+    """the targets in a list of labels"""
 
     def report(self, part: str) -> None:
         """Warn of files that are left out, and of classes without an image."""
@@ -269,9 +360,11 @@ def list_parts(
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         missing = "no class folders in" if Path(root).is_dir() else "no folder"
+        words, _ = label_list.proposed(str(root), {}, groups)
+        fix = f"; a list labels these pictures: {words}" if words else ""
         raise DataError(
             f"dataset.root={root}: {missing} {named[0]}: expected {root}/train/CLASS/IMAGE, and so"
-            f" in val and test, or {root}/CLASS/IMAGE of several classes"
+            f" in val and test, or {root}/CLASS/IMAGE of several classes{fix}"
         )
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
@@ -326,7 +419,7 @@ def _entry(
     for file, label in zip(listing.files, listing.labels, strict=True):
         if (content := checksum(file)) is None:
             return None
-        words += (file[start:], str(label), content)
+        words += (file[start:], str(label) if listing.classes else "", content)
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 

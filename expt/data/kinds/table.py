@@ -13,8 +13,17 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.columns import may_be_ids
 from expt.data.image_files import files_below, left_out, report_left_out, warn_once
-from expt.data.kinds import DatasetConfig, Group, HeldOut, Opening, Place, Standardise, ValSplit
-from expt.data.rows import Rows, Wanted, features_word, load
+from expt.data.kinds import (
+    DatasetConfig,
+    Group,
+    HeldOut,
+    Opening,
+    Place,
+    Standardise,
+    TargetTransform,
+    ValSplit,
+)
+from expt.data.rows import Rows, Wanted, features_word, load, with_logs
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
 from expt.features import Anything, Classes, Features, Labels, Numbers
@@ -37,6 +46,7 @@ class _Table(DatasetConfig):
     standardise: Standardise
     standardise_targets: Standardise
     test_fraction: HeldOut
+    target_transform: TargetTransform = None
     val_split: ValSplit = "random"
     mean: None = None  # of images
     std: None = None
@@ -73,7 +83,8 @@ class _Table(DatasetConfig):
         If nobody names features, they are those that a run was `trained_on`, by its record.
         """
         columns = wanted_columns(self, self.targets, self.features, task, trained_on)
-        return load(Path(self.path), columns)
+        rows = load(Path(self.path), columns)
+        return with_logs(rows, self.target_transform, Path(self.path).name)
 
     def open(self, how: Opening) -> Source:
         """Return the rows; those of the test are drawn equally for all runs, or are the last."""
@@ -107,7 +118,8 @@ class Table(_Table):
     OFFERS = (Classes, Numbers, Labels)
 
     def problems(self, task: Any) -> list[str]:
-        return problems_of_columns("targets", self.targets, self.standardise_targets, task)
+        standardises, transform = self.standardise_targets, self.target_transform
+        return problems_of_columns("targets", self.targets, standardises, task, transform)
 
     def fingerprint(self) -> str:
         return fingerprint(Path(self.path))
@@ -136,7 +148,7 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
             yield f"{where} differ only in case or spaces: {alike}; write those alike that are one"
     ids, others = list[str](), list[str]()
     for place, name in enumerate(rows.feature_names):
-        is_number = name not in rows.texts
+        is_number = name not in rows.texts and name not in rows.ways
         is_id = is_number and may_be_ids(rows.features.columns([place])[:][:, 0])
         (ids if is_id else others).append(name)
     if not are_chosen and ids and others:
@@ -168,6 +180,7 @@ def wanted_columns(
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
         group=dataset.group,
+        ways=tuple((name, how["way"]) for name, how in encoded.items() if "way" in how),
     )
 
 
@@ -177,7 +190,11 @@ def names_of(columns: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def problems_of_columns(
-    key: str, targets: str | Sequence[str], standardises: bool, task: Any
+    key: str,
+    targets: str | Sequence[str],
+    standardises: bool,
+    task: Any,
+    transform: str | None = None,
 ) -> list[str]:
     """Return which of the keys of columns don't go with the task, one line each."""
     problems = []
@@ -186,11 +203,14 @@ def problems_of_columns(
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"
             " name one, or use task=multilabel or task=regression"
         )
-    if standardises and not (task.takes.has_unit or task.takes is Anything):
+    is_regression = task.takes.has_unit or task.takes is Anything
+    if standardises and not is_regression:
         problems.append(
             "dataset.standardise_targets=true: is of numbers to predict; use false, or"
             " task=regression"
         )
+    if transform and task.takes is not Numbers:
+        problems.append(f"dataset.target_transform={transform}: is for task=regression; use null")
     return problems
 
 

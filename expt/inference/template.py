@@ -1,0 +1,134 @@
+"""Predictions in the columns and the order of a template, such as a competition's submission."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from expt.data.columns import are_numbers, texts_of
+from expt.data.label_list import Pictures
+from expt.data.table_files import open_table
+from expt.errors import ConfigError, listed, warn
+from expt.features import Answers, Classes, Feature
+from expt.inference.inputs import ARRAYS
+from expt.inference.plan import Plan
+from expt.inference.writing import Write, csv_cells, new_file
+
+Fill: TypeAlias = "Callable[[Any, Mapping[str, Any]], Any]"
+"""Returns a cell, by an answer and its cells."""
+
+
+class Template:
+    """A table whose other columns are filled by predictions, matched by a column of ids."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Read it. Pictures are matched by their names, rows of tables by a column's cells.
+
+        Raise ConfigError where no column names the pictures.
+        """
+        files = [os.path.abspath(file) for file in plan.inputs.files]
+        if path.suffix.lower() != ".csv" or not path.is_file():
+            raise ConfigError(f"--template {path}: name a .csv that is there")
+        if plan.split or plan.form.each == "pixel" or files[0].endswith(ARRAYS):
+            raise ConfigError("--template: is for pictures and tables in files, and no masks")
+        self.path, self.table = path, open_table(path)
+        batches = [*self.table.batches(self.table.names)]
+        self.columns = {
+            name: [text for batch in batches for text in texts_of(batch.column(name))]
+            for name in self.table.names
+        }
+        self.id, self.keys = "", list[str]()
+        self.by_pictures = bool(plan.inputs.pictures)
+        if self.by_pictures:
+            known = Pictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
+            for name, cells in self.columns.items():
+                places = [known.find(cell) if cell else [] for cell in cells]
+                keys = [files[place[0]] if len(place) == 1 else "" for place in places]
+                if sum(map(bool, keys)) > sum(map(bool, self.keys)):
+                    self.id, self.keys = name, keys
+            if not self.id:
+                raise ConfigError(f"--template {path}: no column names the pictures to predict for")
+
+    def key(self, about: Mapping[str, Any]) -> str:
+        """Return the id of a sample. Raise ConfigError where a table has no such column."""
+        if self.by_pictures:
+            return os.path.abspath(str(about["path"]))
+        if not self.id:
+            if not (names := [name for name in self.columns if name in about]):
+                has = listed(name for name in about if name not in ("path", "row")) or "none"
+                fault = f"no column is one of the table's that are no features ({has})"
+                raise ConfigError(f"--template {self.path}: {fault}; add the column of ids")
+            self.id, self.keys = names[0], self.columns[names[0]]
+        return str(about[self.id])
+
+    def fills(self, form: Feature, cells: Mapping[str, Any]) -> dict[str, Fill]:
+        """Return a function for each other column. Raise ConfigError for unknown columns."""
+        found, others = dict[str, Fill](), list[str]()
+        for name in self.columns:
+            cell = name if name in cells else f"p_{name}"
+            if cell in cells:
+                found[name] = _cell(cell)
+            else:
+                others.append(name)
+        if len(others) == 1 and (fill := self._only(form, others[0], cells)):
+            found[others[0]] = fill
+        elif others:
+            known = listed(name for name in cells if name not in ("path", "row", self.id))
+            fix = f"predictions have {known}, and a class or label fills the column of its name"
+            raise ConfigError(f"--template {self.path}: nothing fills {listed(others)}; {fix}")
+        return found
+
+    def _only(self, form: Feature, name: str, cells: Mapping[str, Any]) -> Fill | None:
+        """Return the function of a column of any name: a class as the template's examples are."""
+        examples, names = {*self.columns[name]} - {""}, form.names
+        if not isinstance(form, Classes):
+            first = "labels" if "labels" in cells else names[0] if len(names) == 1 else ""
+            return _cell(first) if first in cells else None
+        if not examples or not are_numbers(examples) or examples <= {*names}:
+            return lambda answer, cells: answer["class"]
+        if len(names) == 2 and not all(float(text).is_integer() for text in examples):
+            return _cell(f"p_{names[1]}")
+        return lambda answer, cells: names.index(answer["class"])
+
+
+def _cell(name: str) -> Fill:
+    return lambda answer, cells: cells[name]
+
+
+@contextlib.contextmanager
+def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Write]:
+    """Yield a function that collects answers, which are then written as the template has them.
+
+    Warn of ids without a prediction, whose cells are empty, and of predictions that it has no row
+    for. Raise ConfigError where it has other columns.
+    """
+    rows, fills, columns = dict[str, dict[str, Any]](), dict[str, Fill](), template.columns
+
+    def write(answers: Answers, form: Feature) -> None:
+        for about, answer in zip(answers.about, form.answers(answers), strict=True):
+            key = template.key(about)
+            cells = {**csv_cells(form, answer), template.id: ""}  # it stays as it is
+            if not fills:
+                fills.update(template.fills(form, cells))
+            rows[key] = {name: fill(answer, cells) for name, fill in fills.items()}
+
+    with new_file(output, force=force) as file:
+        yield write
+        ids = zip(columns[template.id], template.keys, strict=True)
+        missing = [text for text, key in ids if key not in rows]
+        surplus = sorted({*rows}.difference(template.keys))
+        for names, fault in ((missing, "have no prediction"), (surplus, "have no row there")):
+            if names:
+                warn(f"--template {template.path}: {len(names)} ids {fault}: {listed(names, 5)}")
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, delimiter=template.table.separator, lineterminator="\n")
+        writer.writerow(columns)
+        for place, key in enumerate(template.keys):
+            filled = {**rows.get(key, {}), template.id: columns[template.id][place]}
+            writer.writerow(filled.get(name, "") for name in columns)
+        text.detach()

@@ -1,0 +1,96 @@
+"""`expt predict --template`: predictions in the columns and the order of another file."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+import expt
+from expt.command import predict
+from expt.errors import ConfigError, ExptError
+from tests.facade import Capture
+from tests.inference.conftest import CLASSES, Made
+
+
+def filled(made: Made, given: Path, lines: str, *more: str) -> list[list[str]]:
+    """The rows that are written for a template of these lines."""
+    template = given.parent / "template.csv"
+    template.write_text(lines)
+    out = given.parent / "filled.csv"
+    out.unlink(missing_ok=True)
+    words = [made.folder, given, "--template", template, "--output", out, *more]
+    assert predict.main([*map(str, words)]) == 0
+    assert template.read_text() == lines
+    return [*csv.reader(out.read_text().splitlines())]
+
+
+@pytest.fixture
+def new(photos: Made, tmp_path: Path) -> Path:
+    (tmp_path / "new").mkdir()
+    for place, name in enumerate(CLASSES):
+        for number in range(2):
+            source = photos.data / "test" / name / f"{number}.png"
+            shutil.copy(source, tmp_path / "new" / f"p{2 * place + number}.png")
+    return tmp_path / "new"
+
+
+def test_pictures_fill_a_template_by_their_names(photos: Made, new: Path, capsys: Capture) -> None:
+    found = {Path(str(one["path"])).stem: one for one in expt.predict(photos.folder, new)}
+    names = [*found["p0"]["probabilities"]]
+    ids = ["p3", "p0", "gone", "p1"]
+    rows = filled(photos, new, "id,label\n" + "".join(f"{x},{names[0]}\n" for x in ids))
+    assert rows[0] == ["id", "label"]
+    assert rows[1:] == [[x, found[x]["class"] if x in found else ""] for x in ids]
+    warned = capsys.readouterr().err
+    assert "gone" in warned
+    assert "p2.png" in warned
+    rows = filled(photos, new, "label;x/id\n" + "".join(f"1;a/{x}.png\n" for x in ids[:2]))
+    assert rows[0] == ["label;x/id"]
+    assert [row[0].split(";")[0] for row in rows[1:]] == [
+        str(names.index(found[x]["class"])) for x in ids[:2]
+    ]
+    _, *rows = filled(photos, new, "id,target\np0,0.5\np2.png,0.5\n")
+    assert [float(row[1]) for row in rows] == [
+        found[x]["probabilities"][names[1]] for x in ("p0", "p2")
+    ]
+    rows = filled(photos, new, f"{names[1]},id,{names[0]}\n0,p1,1\n")
+    assert [float(rows[1][0]), float(rows[1][2])] == [
+        found["p1"]["probabilities"][name] for name in names[::-1]
+    ]
+
+
+def test_rows_of_a_table_fill_a_template_by_their_ids(patients: Made, tmp_path: Path) -> None:
+    header, *lines = patients.data.read_text().splitlines()[:5]
+    table = [f"{header},no", *(f"{line},h{x}" for x, line in enumerate(lines))]
+    (tmp_path / "new.csv").write_text("\n".join(table))
+    found = {
+        one["no"]: one["progression"] for one in expt.predict(patients.folder, tmp_path / "new.csv")
+    }
+    rows = filled(patients, tmp_path / "new.csv", "no,value\nh3,0\nh1,0\n")
+    assert [[x, float(y)] for x, y in rows[1:]] == [[x, found[x]] for x in ("h3", "h1")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("name,label\nx,1\n", "no column names the pictures"),
+        ("id,label,more\np1,1,2\n", "nothing fills label, more"),
+    ],
+)
+def test_templates_that_do_not_fit_are_refused(
+    photos: Made, new: Path, lines: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        filled(photos, new, lines)
+    assert not (new.parent / "filled.csv").exists()
+
+
+def test_nothing_is_overwritten(photos: Made, new: Path) -> None:
+    (new.parent / "t.csv").write_text("id,label\np1,1\n")
+    words = [str(photos.folder), str(new), "--template", str(new.parent / "t.csv")]
+    for more in ([], ["--output", str(new.parent / "t.csv")]):
+        with pytest.raises(ExptError):
+            predict.main([*words, *more])
+    with pytest.raises(ConfigError, match="--template"):
+        predict.main([str(photos.folder), "--split", "test", *words[2:], "--output", "x.csv"])
