@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt import registry
-from expt.config.constraints import IS_SET, STRICT, Key, Target
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Target, plain
 from expt.features import Feature
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
+Every = Count
+"""Of how many evaluations one measures a metric; of more than one none of training does."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -28,6 +30,19 @@ class TargetMetric(Target):
     """A torchmetrics.Metric, measured in evaluations, and which way it is better."""
 
     better: Better
+    every: Every = 1
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OwnMetric:
+    """A metric of the task itself, when it is measured, and which way it is better."""
+
+    better: Better
+    train: bool = True
+    every: Every = 1
+
+
+Metric = Better | OwnMetric | TargetMetric
 
 
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
@@ -45,14 +60,14 @@ class TaskConfig:
     OBJECTIVE: ClassVar[str]
     """The metric by which runs are compared where nothing else is asked for."""
     metrics: Annotated[
-        dict[MetricName, Better | TargetMetric],
+        dict[MetricName, Metric],
         Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
     ] = dataclasses.field(default_factory=dict)
 
     @property
     def own_metrics(self) -> dict[str, Better]:
         """Those of `metrics` that the task itself measures."""
-        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
+        return own_metrics(self.metrics)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return a line for each of the run's other settings that does not go with the task."""
@@ -106,6 +121,26 @@ def _better(metric: Any) -> Better:
     if isinstance(metric, Mapping):
         return cast(Better, metric.get("better"))
     return cast(Better, getattr(metric, "better", metric))
+
+
+def own_metrics(metrics: Mapping[str, Metric]) -> dict[str, Better]:
+    """Return the metrics that the task itself measures, and which way each is better."""
+    own = {name: one for name, one in metrics.items() if not isinstance(one, TargetMetric)}
+    return {name: _better(metric) for name, metric in own.items()}
+
+
+def every_of(task: Any) -> dict[str, int]:
+    """Return the metrics of a task, or of its node, that are not of training, and their `every`."""
+    metrics = task.get("metrics") if isinstance(task, Mapping) else task.metrics
+    every = dict[str, int]()
+    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+        one = metric if isinstance(metric, Mapping) else plain(metric)
+        if isinstance(one, Mapping):
+            is_trained = one.get("train", "_target_" not in one and "target" not in one)
+            number = one.get("every", 1)
+            if number != 1 or not is_trained:
+                every[name] = number
+    return every
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
 from expt.config.constraints import Key, Unit, typed
-from expt.config.kinds import conf_dir, read_yaml
+from expt.config.kinds import conf_dir, every_of, read_yaml
 from expt.config.schema import RunConfig
-from expt.errors import listed
+from expt.errors import ConfigError, listed
 
 
 class Length(NamedTuple):
@@ -102,6 +102,18 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     has = listed([_amount(length.has(unit), unit) for unit in units])
     fix = _fix(config, need, length)
     return f"the run has {has}, too few to reach {listed(found)}{fix}"
+
+
+def refuse_never_measured(config: RunConfig, length: Length) -> None:
+    """Raise ConfigError where the run ends before its objective is measured."""
+    name, _, split = config.objective.partition("/")
+    every = every_of(config.task).get(name, 1)
+    if split == config.eval_split and every > length.evaluations:
+        raise ConfigError(
+            f"task.metrics.{name}.every={every}: objective={config.objective} is never measured, as"
+            f" the run has {_amount(length.evaluations, 'evaluations')}; use less, or another"
+            " objective"
+        )
 
 
 def effective(

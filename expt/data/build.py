@@ -75,6 +75,10 @@ class Data:
         inputs, targets = mapped(lambda x: x.expand(size, *x.shape).clone(), self.example)
         return Batch(inputs, targets, size)
 
+    def evaluated(self, split: str | None) -> Loader | None:
+        """Return the loader of the split that is evaluated, if there is one."""
+        return {"val": self.val, "test": self.test}.get(split or "")
+
     def of_type(self, module: nn.Module) -> Data:
         """Return the same, with float64 left as it is where the model computes in it."""
         loaders = self.train, self.val, self.test

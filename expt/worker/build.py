@@ -28,7 +28,7 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
-from expt.data.loading import Batch, Shard, mapped
+from expt.data.loading import Batch, Progress, Shard, mapped
 from expt.errors import ConfigError, sized_by, warn
 from expt.features import Classes, Features
 from expt.models import build as model_build
@@ -45,7 +45,7 @@ from expt.training.learner import Learner, Phases, Position, ema_of, parameters_
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.task_state import task_state
-from expt.worker import parallel, watchdog
+from expt.worker import first_weights, parallel, watchdog
 from expt.worker.custom_code import check_first_output, check_metrics
 
 BEAT_S = 0.2
@@ -179,6 +179,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, data.info)
+    first_weights.load_frozen(worker)
     phases = _phases(task, module, config)
     strategy = parallel.build_strategy(
         config, built, optimizer, data, worker, phases=bool(phases), begins=begins
@@ -215,7 +216,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
         has_closure=_has_closure(optimizer, config, built.precision, phases),
         phases=phases,
     )
-    check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
+    check_metrics(learner, None if config.is_sharded else data.evaluated(config.eval_split))
     return learner
 
 
@@ -342,13 +343,17 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | EvaluationData, split: str, worker: Worker, beat: Callable[[], None]
+    loader: Loader | EvaluationData,
+    split: str,
+    worker: Worker,
+    beat: Callable[[], None],
+    now: Progress,
 ) -> Iterator[Batch]:
     """Yield a worker's batches of a split, calling `beat` before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
         for batch in loader.evaluation():
             beat()
-            yield batch
+            yield batch._replace(progress=now)
             here.done += batch.size * worker.world_size
 
 
