@@ -104,16 +104,17 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     return f"the run has {has}, too few to reach {listed(found)}{fix}"
 
 
-def refuse_never_measured(config: RunConfig, length: Length) -> None:
-    """Raise ConfigError where the run ends before its objective is measured."""
+def never_measured(config: RunConfig, length: Length) -> Unreached:
+    """Return metrics that no evaluation gets to. Raise ConfigError for the objective."""
+    found = {name: n for name, n in every_of(config.task).items() if n > length.evaluations}
     name, _, split = config.objective.partition("/")
-    every = every_of(config.task).get(name, 1)
-    if split == config.eval_split and every > length.evaluations:
+    if name in found and split == config.eval_split:
         raise ConfigError(
-            f"task.metrics.{name}.every={every}: objective={config.objective} is never measured, as"
-            f" the run has {_amount(length.evaluations, 'evaluations')}; use less, or another"
+            f"task.metrics.{name}.every={found[name]}: objective={config.objective} is never"
+            f" measured in {_amount(length.evaluations, 'evaluations')}; use less, or another"
             " objective"
         )
+    return {f"task.metrics.{name}.every": ("evaluations", n) for name, n in found.items()}
 
 
 def effective(

@@ -18,7 +18,7 @@ from expt import progress
 from expt.config import own_code
 from expt.config.identity import shown
 from expt.config.kinds import every_of, metrics_of
-from expt.config.length import Length, Unreached, beyond_the_end, refuse_never_measured
+from expt.config.length import Length, beyond_the_end, never_measured
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
@@ -76,7 +76,7 @@ class Run:
         self.built = as_built(*trained)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
-        refuse_never_measured(config, Length.of(config, self.position.steps_per_epoch))
+        never_measured(config, Length.of(config, self.position.steps_per_epoch))
         self.plan = optim.plan(config.scheduler, **self.position.length)
         skips, repeats = config.on_nan == "skip", self.learner.strategy.repeats_steps
         self.sums = Sums(
@@ -167,10 +167,7 @@ class Run:
         length = Length.of(config, position.steps_per_epoch, position.offset, **begun)
         of_callbacks = self.callbacks.beyond(position.total_steps)
         of_schedule = optim.beyond_the_end(config.scheduler, length)
-        rare = {name: n for name, n in self.every.items() if n > length.evaluations}
-        of_task: Unreached = {
-            f"task.metrics.{x}.every": ("evaluations", n) for x, n in rare.items()
-        }
+        of_task = never_measured(config, length)
         return beyond_the_end(config, length, {**of_callbacks, **of_schedule, **of_task})
 
     @property

@@ -72,7 +72,8 @@ def test_a_dear_metric_is_measured_in_some_evaluations_only(
     curve = dict(done.curve("dear/val"))
     assert curve.keys() == measured.keys()
     assert all(dict(done.curve("cheap/val"))[step] == value for step, value in curve.items())
-    assert not done.curve("dear/train") and not done.curve("running/dear")
+    assert not done.curve("dear/train")
+    assert not done.curve("running/dear")
     assert {step for evaluates, step in own_steps.seen if not evaluates} == set()
     assert {*done.result["metrics"]} >= {"dear/test", "cheap/train"}, "the test measures all"
     assert ("dear/val" in done.result["metrics"]) == (10 in measured)
@@ -84,7 +85,8 @@ def test_one_of_torchmetrics_is_measured_as_rarely(train_alone: TrainAlone) -> N
     metric = f"{{_target_: {cls}, num_classes: 10, average: micro, better: max, every: 3}}"
     done = train_alone(*dear(metric, "objective=dear/val"), name="run")
     measured = dict(done.curve("dear/val"))
-    assert measured.keys() == {6} and done.result["best"]["step"] == 6
+    assert measured.keys() == {6}
+    assert done.result["best"]["step"] == 6
     assert measured[6] == pytest.approx(dict(done.curve("cheap/val"))[6])
 
 
@@ -97,7 +99,7 @@ def test_the_best_is_of_evaluations_that_measured_the_objective(train_alone: Tra
 
 
 def test_an_objective_that_is_never_measured_is_refused(train_alone: TrainAlone) -> None:
-    with pytest.raises(ConfigError, match="task.metrics.dear.every=6"):
+    with pytest.raises(ConfigError, match=r"task\.metrics\.dear\.every=6"):
         train_alone(*dear("{better: max, every: 6}", "objective=dear/val"))
     with pytest.raises(ConfigError, match="objective=dear/train"):
         train_alone(*dear("{better: max, train: false}", "objective=dear/train"))
@@ -159,7 +161,8 @@ def test_steps_without_a_dataset_are_those_of_a_loop(train_together: TrainTogeth
     for done in (one, two):
         found = [value for step, value in done.curve("running/loss") if step > 4]
         assert found == pytest.approx(losses, rel=1e-5)
-        assert done.result["best"]["step"] == 8 and not done.curve("loss/val")
+        assert done.result["best"]["step"] == 8
+        assert not done.curve("loss/val")
 
 
 def test_they_resume_to_the_bit(train_alone: TrainAlone) -> None:
@@ -173,12 +176,14 @@ def test_they_resume_to_the_bit(train_alone: TrainAlone) -> None:
     ("words", "key"),
     [
         ("dataset=steps", "task=classification"),
-        ("+task._target_=a.B dataset.val_fraction=0.1", "dataset.val_fraction"),
+        ("dataset=steps dataset.val_fraction=0.1", "dataset.val_fraction"),
     ],
 )
 def test_what_steps_lack_is_refused(words: str, key: str, tmp_path: Path) -> None:
-    done = run(*as_typed(f"dataset=steps {words} ~task" * 0 + f"dataset=steps {words}"), cwd=tmp_path)
-    assert done.returncode == 2 and key in done.stderr and "Traceback" not in done.stderr
+    done = run(*as_typed(words), cwd=tmp_path)
+    assert done.returncode == 2
+    assert key in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_without_evaluation_says_so(tmp_path: Path) -> None:
