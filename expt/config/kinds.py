@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from expt import registry
-from expt.config.constraints import IS_SET, STRICT, Count, Key, Target, plain
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Target, kind, plain
 from expt.features import Feature
 
 if TYPE_CHECKING:
@@ -42,7 +42,17 @@ class OwnMetric:
     every: Every = 1
 
 
-Metric = Better | OwnMetric | TargetMetric
+def _form(metric: Any) -> str:
+    """Return which form of a metric is written."""
+    return kind(metric) or "own" if isinstance(metric, Mapping) else "better"
+
+
+Metric = Annotated[
+    Annotated[Better, Tag("better")]
+    | Annotated[OwnMetric, Tag("own")]
+    | Annotated[TargetMetric, Tag("_target_")],
+    Discriminator(_form),
+]
 
 
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
@@ -123,24 +133,22 @@ def _better(metric: Any) -> Better:
     return cast(Better, getattr(metric, "better", metric))
 
 
-def own_metrics(metrics: Mapping[str, Metric]) -> dict[str, Better]:
+def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Better]:
     """Return the metrics that the task itself measures, and which way each is better."""
     own = {name: one for name, one in metrics.items() if not isinstance(one, TargetMetric)}
     return {name: _better(metric) for name, metric in own.items()}
 
 
 def every_of(task: Any) -> dict[str, int]:
-    """Return the metrics of a task, or of its node, that are not of training, and their `every`."""
-    metrics = task.get("metrics") if isinstance(task, Mapping) else task.metrics
-    every = dict[str, int]()
-    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
-        one = metric if isinstance(metric, Mapping) else plain(metric)
+    """Return the metrics of a task, or of its YAML, that are not of training, and their `every`."""
+    found, settings = dict[str, int](), plain(getattr(task, "metrics", task))
+    metrics = settings.get("metrics", settings) if isinstance(settings, Mapping) else {}
+    for name, one in metrics.items() if isinstance(metrics, Mapping) else ():
         if isinstance(one, Mapping):
-            is_trained = one.get("train", "_target_" not in one and "target" not in one)
-            number = one.get("every", 1)
-            if number != 1 or not is_trained:
-                every[name] = number
-    return every
+            number, is_own = one.get("every", 1), {"_target_", "target"}.isdisjoint(one)
+            if number != 1 or not one.get("train", is_own):
+                found[name] = number
+    return found
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:

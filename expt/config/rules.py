@@ -377,7 +377,7 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
 
 def measured_each_time(config: RunConfig) -> list[str]:
     """Return the tags of metrics that are new at each evaluation; of train they are an epoch's."""
-    splits = ["train"] if config.evaluates_epochs else []
+    splits = ["train"] if config.evaluates_epochs or config.eval_split is None else []
     return _tags(config, [*splits, config.eval_split] if config.eval_split else splits)
 
 

@@ -35,9 +35,8 @@ def content_of(config: RunConfig, before: Record | None = None, *, learns: bool 
     """Return the digests of files; those that were not read before are read.
 
     A run that continues that of the record `before` has the first weights of that one. Of frozen
-    networks there is one only where the run `learns`. Raise
-    DataError where files cannot be read, or are another known dataset's; ConfigError where the
-    weights are not there.
+    networks there is a digest only where the run `learns`. Raise DataError where files cannot be
+    read, or are another known dataset's; ConfigError where weights are not there.
     """
     try:
         data = config.dataset.fingerprint()
@@ -72,11 +71,12 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, lineage.record_to_continue(config, request.paths))
+    before, learns = lineage.record_to_continue(config, request.paths), request.instead is None
+    now = content_of(config, before, learns=learns)
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}
-    kinds["frozen"] = "frozen networks"
+    kinds |= {"frozen": "frozen networks"} if learns else {}
     if changed := [name for part, name in kinds.items() if now.get(part) != then.get(part)]:
         raise RunFailed(
             f"the {changed[0]} changed after the command was typed; type it again, for another run"

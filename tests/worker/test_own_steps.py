@@ -177,6 +177,7 @@ def test_they_resume_to_the_bit(train_alone: TrainAlone) -> None:
     [
         ("dataset=steps", "task=classification"),
         ("dataset=steps dataset.val_fraction=0.1", "dataset.val_fraction"),
+        ("dataset=steps ~task +task._target_=own.A", "epoch_steps"),
     ],
 )
 def test_what_steps_lack_is_refused(words: str, key: str, tmp_path: Path) -> None:

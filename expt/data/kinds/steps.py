@@ -32,12 +32,6 @@ class Steps(kinds.DatasetConfig):
 
     OFFERS = ()
 
-    def problems(self, task: Any) -> list[str]:
-        if self.val_fraction:
-            why = "seeds to train on have no end; use dataset.val=N"
-            return [f"dataset.val_fraction={self.val_fraction}: {why}"]
-        return []
-
     def parts(self) -> Collection[str]:
         sizes = {"train": 1, "val": self.val, "test": self.test}
         return [part for part, size in sizes.items() if size]
