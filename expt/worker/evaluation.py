@@ -84,8 +84,8 @@ def measure_weights(
     if review is None and config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
         review = Review(len(names), keep=0)
     began = time.perf_counter()
-    at, total_steps = state["position"], record["total_steps"]
-    now = Progress(epoch=at["epoch"], step=at["step"], total_steps=total_steps, is_evaluation=True)
+    at = {key: state["position"][key] for key in ("epoch", "step")}
+    now = Progress(**at, total_steps=record["total_steps"], is_evaluation=True)
     batches = build.evaluation_batches(data, evaluation.split, worker, beat, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began

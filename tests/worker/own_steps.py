@@ -53,7 +53,7 @@ class Drawn(expt.Task):
     def forward(self, model: Any, batch: Batch) -> Any:
         generators = (torch.Generator().manual_seed(seed) for seed in batch.inputs.tolist())
         numbers = torch.stack([torch.rand(1, generator=one) for one in generators])
-        return model(numbers), numbers
+        return model(numbers.to(batch.inputs.device)), numbers.to(batch.inputs.device)
 
     def loss(self, outputs: Any, batch: Batch) -> Sum:
         found, numbers = outputs
