@@ -114,7 +114,8 @@ def frozen_in(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield f"{path}.weights", str(node.get("weights"))
     elif isinstance(node, Mapping | list | tuple):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from frozen_in(below, path if key == "kwargs" else f"{path}.{key}".lstrip("."))
+            name = f"{path}.{key}".lstrip(".").replace(".kwargs.", ".")
+            yield from frozen_in(below, name.removesuffix(".kwargs"))
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:

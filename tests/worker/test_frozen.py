@@ -10,7 +10,7 @@ from torch import nn
 
 import expt
 from expt.errors import ConfigError
-from tests.facade import RunFolder, as_typed, run, same
+from tests.facade import Patch, RunFolder, as_typed, run, same
 
 OWN = """
 import expt
@@ -110,7 +110,10 @@ def test_where_the_loss_calls_it_an_evaluation_needs_it(typed_run: Typed, tmp_pa
     assert "Traceback" not in measured.stderr
 
 
-def test_it_may_be_part_of_a_model_or_of_a_file(typed_run: Typed, tmp_path: Path) -> None:
+def test_it_may_be_part_of_a_model_or_of_a_file(
+    typed_run: Typed, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     torch.save(own.state_dict(), tmp_path / "own.pt")
     (tmp_path / "net.py").write_text(NET)
