@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Better = Literal["min", "max"]
 """Which way a metric is better."""
 Every = Count
-"""Of how many evaluations one measures a metric; of more than one none of training does."""
+"""Evaluations from one that measures a metric to the next; beyond 1 training does not."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

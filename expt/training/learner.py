@@ -119,7 +119,7 @@ class Position:
 
     def marked(self, batches: Iterable[Batch], left_out: Collection[str]) -> Iterator[Batch]:
         """Yield the next training batches, each with its progress, however far they are read."""
-        now = self.progress(left_out=left_out)
+        now = self.progress(left_out=tuple(left_out))
         for step, batch in enumerate(batches, now.step):
             yield batch._replace(progress=dataclasses.replace(now, step=step))
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from expt import machine, progress, signals
 from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
-from expt.config.kinds import metrics_of, only_in_evaluations
+from expt.config.kinds import every_of, metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -37,6 +37,7 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks import extra_metrics
+from expt.tasks.sums import Sums
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
@@ -315,6 +316,13 @@ def _has_closure(
             " task of several phases; use another optimizer"
         )
     return True
+
+
+def build_sums(config: RunConfig, learner: Learner, device: torch.device) -> Sums:
+    """Build the sums of an epoch's training."""
+    skips, repeats = config.on_nan == "skip", learner.strategy.repeats_steps
+    about = {"finite_only": skips, "repeats_steps": repeats}
+    return Sums(learner.task, device, **about, left_out=every_of(config.task))
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

@@ -290,7 +290,7 @@ def _time_steps(run: Run) -> list[float]:
         return len(steps_s) >= most
 
     run.position.begin_epoch()
-    batches = run.position.marked(run.data.train.epoch(run.position.epoch), run.not_trained)
+    batches = run.position.marked(run.data.train.epoch(run.position.epoch), run.every)
     every = run.position.total_steps + 1  # no log point
     train_epoch(run.learner, batches, run.position, run.sums, log_every=every, between_steps=done)
     return steps_s

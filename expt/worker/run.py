@@ -26,7 +26,7 @@ from expt.errors import sized_by, warn
 from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
-from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
+from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
 from expt.training import optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
@@ -66,7 +66,6 @@ class Run:
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker, beat)
         self.every = every_of(config.task)
-        self.not_trained = frozenset(self.every)
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
         self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
@@ -78,19 +77,9 @@ class Run:
         self.position = build.build_position(config, self.data)
         never_measured(config, Length.of(config, self.position.steps_per_epoch))
         self.plan = optim.plan(config.scheduler, **self.position.length)
-        skips, repeats = config.on_nan == "skip", self.learner.strategy.repeats_steps
-        self.sums = Sums(
-            self.learner.task,
-            worker.device,
-            finite_only=skips,
-            repeats_steps=repeats,
-            left_out=self.not_trained,
-        )
+        self.sums = build.build_sums(config, self.learner, worker.device)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
-        self.each_time = {
-            name: way for name, way in self.directions.items() if self.every.get(name, 1) == 1
-        }
         self._is_at_best = False
         better = self.directions[config.objective.partition("/")[0]]
         keep, judges = config.checkpoint.keep_best, config.eval_split is not None
@@ -218,7 +207,7 @@ class Run:
             self.history.begin_epoch()
             self.health.begin_epoch()
             epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
-            epoch = position.marked(epoch, self.not_trained)
+            epoch = position.marked(epoch, self.every)
             epoch = self._batch_checks.of_steps(epoch, begins=position.step == 0)
             self._batches = TimedBatches(self.observer.watch(epoch))
         self._is_at_best = False  # whether the model has the weights of the best evaluation
@@ -363,8 +352,9 @@ class Run:
             with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
                 self._evaluate(split)
         if self.learner.scheduler_interval == "epoch":
+            always = {x: way for x, way in self.directions.items() if self.every.get(x, 1) == 1}
             optim.advance_after_evaluation(
-                self.learner.scheduler, history.last, self.each_time, split or "train"
+                self.learner.scheduler, history.last, always, split or "train"
             )
         if history.is_within_epoch:
             for clock in (history, self.health, self.observer):
@@ -388,10 +378,10 @@ class Run:
         began, rare = time.perf_counter(), list[str]()
         if split == self.config.eval_split:  # each is measured by the test
             rare = [name for name, n in self.every.items() if self.history.evaluations % n]
-        for name in rare:  # else what was measured last would pass for new
+        for name in rare:  # else an older value would pass for new
             self.history.last.pop(tags.metric(name, split), None)
         review = self.observer.review()
-        now = self.position.progress(is_evaluation=True, left_out=frozenset(rare))
+        now = self.position.progress(is_evaluation=True, left_out=tuple(rare))
         batches = build.evaluation_batches(loader, split, self.worker, self.beat, now)
         batches = self._batch_checks.of_evaluation(batches)
         values = evaluate(self.learner, batches, self.worker.device, review, rare)

@@ -369,7 +369,7 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     gpt: """dataset.root=text.txt model.width=16 model.heads=2 model.blocks=2 dataset.context=7
         scheduler=constant scheduler.warmup_epochs=0 gradient_clip=null""",
     time_series: "model.width=6 dataset.size=12 dataset.length=30 optimizer.max_iter=4",
-    distillation: DIGITS + " ~dataset.root model.width=4",
+    distillation: DIGITS + " model.width=4",
     reinforce: """model.width=4 task.length=9 task.discount=0.9 epoch_steps=2 dataset.val=3
         early_stop=null""",
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
