@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -203,17 +204,17 @@ def _depends(
 def _numbers(
     learner: Learner, batches: Sequence[Batch], seed: int, loss: str | None, trains: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs, one after another, and the sum of losses."""
+    """Return each of the outputs, of all batches, one after another, and the sum of losses."""
     module, task, batches = _copies(learner, batches, seed)
     module.train(trains)
-    found, total = [torch.zeros(1)], torch.zeros((), dtype=torch.float64)
+    found, total = list[list[Tensor]](), torch.zeros((), dtype=torch.float64)
     for batch in batches:
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
             total += float(getattr(task, loss)(outputs, batch)[0]) if loss else 0.0
         rows = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
-        found += [each.double().flatten().cpu() for each in rows]
-    return torch.cat(found), total
+        found.append([each.double().flatten().cpu() for each in rows])
+    return torch.cat([torch.zeros(1), *itertools.chain(*zip(*found, strict=True))]), total
 
 
 def _gathers(learner: Learner, batch: Batch, number: int, device: torch.device) -> bool:

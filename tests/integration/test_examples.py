@@ -314,7 +314,7 @@ def distillation(own: Own, folder: Path) -> Curves:
         wanted = torch.softmax(teacher(images[at]).detach() / 4, 1)
         divergence = wanted * (wanted.log() - torch.log_softmax(outputs / 4, 1))
         hard = functional.cross_entropy(outputs, labels[at])
-        return 0.7 * 16 * divergence.sum(1).mean() + 0.3 * hard
+        return 0.9 * 16 * divergence.sum(1).mean() + 0.1 * hard
 
     steps = (batch for _, batch in order(len(labels), limit=SIZE))
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}

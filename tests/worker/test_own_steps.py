@@ -170,11 +170,12 @@ def test_steps_without_a_dataset_are_those_of_a_loop(train_together: TrainTogeth
         assert not done.curve("loss/val")
 
 
-def test_they_resume_to_the_bit(train_alone: TrainAlone) -> None:
+def test_they_resume_to_the_bit(train_alone: TrainAlone, capfd: Capture) -> None:
     words = (*STEPS, "epoch_steps=4", "epochs=3", "dataset.val=5", "dataset.test=3")
     whole = train_alone(*words, name="whole")
     assert whole.run.data.info.sizes == {"train_size": 32, "val_size": 5, "test_size": 3}
     assert_same(whole, stopped_and_resumed(train_alone, *words, step=6))
+    assert "depend" not in capfd.readouterr().err, "outputs are compared one by one"
 
 
 @pytest.mark.parametrize(

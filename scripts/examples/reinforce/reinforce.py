@@ -48,7 +48,8 @@ class Reinforce(expt.Task):
                 pushes.append(model(states[-1])[:, :2].softmax(1)[:, 1] > limit)
                 in_place = (states[-1][:, 0].abs() < 2.4) & (states[-1][:, 2].abs() < 0.2095)
                 stands.append(in_place & (stands[-1] if stands else True))
-                states.append(push(states[-1], pushes[-1]))
+                moved = push(states[-1], pushes[-1])
+                states.append(torch.where(stands[-1][:, None], moved, states[-1]))
         outputs = model(torch.stack(states[:-1], 1).flatten(0, 1)).view(-1, self.length, 3)
         right, stands = (torch.stack(each, 1) for each in (pushes, stands))
         chosen = outputs[..., :2].log_softmax(2).gather(2, right.long()[..., None])[..., 0]
