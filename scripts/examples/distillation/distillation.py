@@ -7,6 +7,8 @@ import expt
 
 
 class Student(nn.Sequential):
+    """A hidden layer."""
+
     def __init__(self, channels, image_size, num_classes, width):
         pixels = channels * image_size[0] * image_size[1]
         layers = nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, num_classes)
