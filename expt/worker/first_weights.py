@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,11 @@ def load_frozen(worker: Worker, *, needed: bool = True) -> None:
             with contextlib.suppress(*() if needed else (ConfigError,)):
                 found = one.find()
         if found := collectives.from_rank_0(found, worker.device):
-            together = functools.partial(read_together, found[1], worker)
-            one.place(*found, worker.device, lambda read, go=together: go(lambda _: read()))
+            one.place(*found, worker.device, functools.partial(_read_once, found[1], worker))
+
+
+def _read_once(file: Path, worker: Worker, read: Callable[[], Any]) -> Any:
+    return read_together(file, worker, lambda _: read())
 
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:

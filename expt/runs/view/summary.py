@@ -148,7 +148,8 @@ def _epoch_of(split: str, result: Record) -> str:
 
 
 def _eval_split(result: Record) -> str | None:
-    return (result.get("config") or {}).get("eval_split", "val")
+    split: str | None = (result.get("config") or {}).get("eval_split", "val")
+    return split
 
 
 def epochs_done(result: Record) -> str:
