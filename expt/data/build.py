@@ -417,6 +417,8 @@ def _loaders(
     dataset: DatasetConfig, source: Source, split: Split, options: LoaderOptions, *, tells: bool
 ) -> list[Loader]:
     """Return the split's loaders. Raise ConfigError where the dataset has no such part."""
+    if not (source.train.size or source.is_stream or source.val or source.test):
+        raise ConfigError(f"split={split}: {dataset.label} has nothing to evaluate; give another")
     if split == "all":
         parts = (source.train, source.val, source.test)
         return [part.whole(options) for part in parts if part and part.size != 0]

@@ -361,7 +361,8 @@ class Run:
                 clock.leave_out(time.perf_counter() - began)
         is_kept = history.note_evaluation(position.epoch, position.step)
         self._is_at_best = is_kept and history.bests[0]["step"] == position.step
-        self.record.best()
+        if split is not None:
+            self.record.best()
         return is_kept
 
     @contextlib.contextmanager

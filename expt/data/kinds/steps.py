@@ -59,5 +59,5 @@ class Steps(kinds.DatasetConfig):
             train=endless if how.trained_on is None else NOTHING,
             val=part(1, self.val),
             test=part(2, self.test),
-            is_stream=True,
+            is_stream=how.trained_on is None,
         )
