@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.data.loading import Progress
-
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -21,8 +19,6 @@ class View:
     """Epochs begun, from 1."""
     step: int
     """Optimiser steps done."""
-    progress: Progress
-    """The same, as a task sees it by `batch.progress`, with the steps of the whole run."""
     split: str
     """The part that was evaluated last: val, or test."""
     metrics: Mapping[str, float]

@@ -86,7 +86,6 @@ class Callbacks:
                 view = View(
                     epoch=self._position.epoch,
                     step=self._position.step,
-                    progress=self._position.progress(),
                     split=split,
                     metrics=MappingProxyType(record.last),
                     copy_model=lambda: _copy(model),
