@@ -11,6 +11,7 @@ from expt import registry
 if TYPE_CHECKING:
     from expt.api import evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import ConfigError, RunFailed, SweepFailed
+    from expt.inference.frozen import Frozen
     from expt.inference.load import TrainedModel, load
     from expt.python.arguments import Interval, interval
     from expt.python.results import FailedResult, Metrics, Predictions, Result, Runs, SweepResult
@@ -23,6 +24,7 @@ __all__ = [
     "Callback",
     "ConfigError",
     "FailedResult",
+    "Frozen",
     "History",
     "Interval",
     "Metrics",
@@ -55,7 +57,8 @@ _FROM = {
     "python.arguments": ("Interval", "interval"),
     "python.results": ("FailedResult", "Metrics", "Predictions", "Result", "Runs", "SweepResult"),
     "errors": ("ConfigError", "RunFailed", "SweepFailed"),
-    "inference.load": ("TrainedModel", "load"),  # imports torch, as the next do
+    "inference.frozen": ("Frozen",),  # imports torch, as the next do
+    "inference.load": ("TrainedModel", "load"),
     "runs.view.curves": ("History",),
     "training.callback": ("Callback", "View"),
     "tasks.task": ("PhasedTask", "Task"),

@@ -18,7 +18,7 @@ from expt.command.compose import Composer
 from expt.command.grammar import about_run, parse_one
 from expt.command.hydra_part import environment_of, hydra_files, place
 from expt.config import kept_code, own_code
-from expt.config.constraints import kind
+from expt.config.constraints import kind, plain
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.keys import value_at
 from expt.config.parse import parse, recorded
@@ -151,9 +151,9 @@ class SweepFolder:
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.
         """
-        key = repr(
-            (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
-        )
+        frozen = [*own_code.frozen_in(plain(config))]
+        more = config.weights, config.fork, config.resume, frozen
+        key = repr((config.dataset, own_code.targets(config), *more))
         if key not in self._contents:
             before = lineage.record_to_continue(config)
             content = content_of(config, before)

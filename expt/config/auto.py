@@ -12,7 +12,7 @@ from typing import Any
 from expt.config.constraints import kind
 from expt.config.groups import GROUPS, TRANSFORMER_SIZES
 from expt.config.keys import meaning
-from expt.config.kinds import objective_of
+from expt.config.kinds import every_of, objective_of
 from expt.gpus import is_slice, note_unused
 from expt.machine import Machine
 
@@ -28,7 +28,7 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
         if filled.get(key) == "auto":
             filled[key] = value_of(filled, machine)
     filled["batch_size"] = batch_size(filled)
-    scheduler = {"metric": f"loss/{node.get('eval_split')}"}
+    scheduler = {"metric": f"loss/{filled.get('eval_split') or 'train'}"}
     filled = _filled_below(
         filled, "scheduler", scheduler if kind(node.get("scheduler")) == "plateau" else {}
     )
@@ -79,9 +79,21 @@ def threads(node: Node, machine: Machine) -> int:
     return max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
 
 
+def eval_split(node: Node, machine: Machine) -> object:
+    """Return val; None where the dataset says itself that it has nothing to evaluate."""
+    dataset = node.get("dataset")
+    if not isinstance(dataset, Mapping) or dataset.get("test", True):
+        return "val"
+    cls = GROUPS["dataset"].get("_target_" if "_target_" in dataset else str(kind(dataset)))
+    held_out = dataset.get("val_fraction", getattr(cls, "val_fraction", True))
+    return "val" if held_out or dataset.get("val") or dataset.get("folds") else None
+
+
 def objective(node: Node, machine: Machine) -> object:
-    """Return the task's own metric on the split that is evaluated after each epoch."""
-    return f"{objective_of(node.get('task'))}/{node.get('eval_split')}"
+    """Return the task's own metric on the split that is evaluated, or of training without one."""
+    task, split = node.get("task"), node.get("eval_split")
+    metric = objective_of(task)
+    return f"{'loss' if split is None and metric in every_of(task) else metric}/{split or 'train'}"
 
 
 def channels_last(node: Node, machine: Machine) -> bool:
@@ -107,6 +119,7 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {  # each sees the value
     "world_size": world_size,
     "backend": backend,
     "threads": threads,
+    "eval_split": eval_split,
     "objective": objective,
     "channels_last": channels_last,
     "compile": compiled,

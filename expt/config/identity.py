@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from expt.config import keys, secrets
 from expt.config.constraints import plain
 from expt.config.keys import flat
+from expt.config.own_code import frozen_in
 from expt.config.schema import RunConfig
 
 VERSION = 3
@@ -35,6 +36,8 @@ class Content(TypedDict, total=False):
     """The digest of the source of custom classes; see expt.config.own_code."""
     weights: str | None
     """The checksum of the file that the first weights come from."""
+    frozen: str
+    """The digest of the files of frozen networks."""
     fork: str
     """The checkpoint that a fork begins from, as the identity of its run, @ and the step."""
     seedless_fork: str
@@ -72,6 +75,9 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
         settings = _as_written(settings, config.following)
         for part in {_FILES_OF.get(key.partition(".")[0], "") for key in config.following}:
             found.pop(part, None)
+    if "frozen" in found:  # the content there counts, wherever it lies
+        names = {key: "" for key, _ in frozen_in(settings)}
+        settings = _as_written(settings, names)
     for part, value in found.items():
         if value:
             settings.pop(part, None)  # a path: the content there counts, wherever it lies

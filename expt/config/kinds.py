@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from expt import registry
-from expt.config.constraints import IS_SET, STRICT, Key, Target
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Target, kind, plain
 from expt.features import Feature
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
+Every = Count
+"""Evaluations from one that measures a metric to the next; beyond 1 training does not."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -28,6 +30,29 @@ class TargetMetric(Target):
     """A torchmetrics.Metric, measured in evaluations, and which way it is better."""
 
     better: Better
+    every: Every = 1
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OwnMetric:
+    """A metric of the task itself, when it is measured, and which way it is better."""
+
+    better: Better
+    train: bool = True
+    every: Every = 1
+
+
+def _form(metric: Any) -> str:
+    """Return which form of a metric is written."""
+    return kind(metric) or "own" if isinstance(metric, Mapping) else "better"
+
+
+Metric = Annotated[
+    Annotated[Better, Tag("better")]
+    | Annotated[OwnMetric, Tag("own")]
+    | Annotated[TargetMetric, Tag("_target_")],
+    Discriminator(_form),
+]
 
 
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
@@ -45,14 +70,14 @@ class TaskConfig:
     OBJECTIVE: ClassVar[str]
     """The metric by which runs are compared where nothing else is asked for."""
     metrics: Annotated[
-        dict[MetricName, Better | TargetMetric],
+        dict[MetricName, Metric],
         Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
     ] = dataclasses.field(default_factory=dict)
 
     @property
     def own_metrics(self) -> dict[str, Better]:
         """Those of `metrics` that the task itself measures."""
-        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
+        return own_metrics(self.metrics)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return a line for each of the run's other settings that does not go with the task."""
@@ -106,6 +131,24 @@ def _better(metric: Any) -> Better:
     if isinstance(metric, Mapping):
         return cast(Better, metric.get("better"))
     return cast(Better, getattr(metric, "better", metric))
+
+
+def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Better]:
+    """Return the metrics that the task itself measures, and which way each is better."""
+    own = {name: one for name, one in metrics.items() if not isinstance(one, TargetMetric)}
+    return {name: _better(metric) for name, metric in own.items()}
+
+
+def every_of(task: Any) -> dict[str, int]:
+    """Return the metrics of a task, or of its YAML, that are not of training, and their `every`."""
+    found, settings = dict[str, int](), plain(getattr(task, "metrics", task))
+    metrics = settings.get("metrics", settings) if isinstance(settings, Mapping) else {}
+    for name, one in metrics.items() if isinstance(metrics, Mapping) else ():
+        if isinstance(one, Mapping):
+            number, is_own = one.get("every", 1), {"_target_", "target"}.isdisjoint(one)
+            if number != 1 or not one.get("train", is_own):
+                found[name] = number
+    return found
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
 from expt.config.constraints import Key, Unit, typed
-from expt.config.kinds import conf_dir, read_yaml
+from expt.config.kinds import conf_dir, every_of, read_yaml
 from expt.config.schema import RunConfig
-from expt.errors import listed
+from expt.errors import ConfigError, listed
 
 
 class Length(NamedTuple):
@@ -102,6 +102,19 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     has = listed([_amount(length.has(unit), unit) for unit in units])
     fix = _fix(config, need, length)
     return f"the run has {has}, too few to reach {listed(found)}{fix}"
+
+
+def never_measured(config: RunConfig, length: Length) -> Unreached:
+    """Return metrics that no evaluation gets to. Raise ConfigError for the objective."""
+    found = {name: n for name, n in every_of(config.task).items() if n > length.evaluations}
+    name, _, split = config.objective.partition("/")
+    if name in found and split == config.eval_split:
+        raise ConfigError(
+            f"task.metrics.{name}.every={found[name]}: objective={config.objective} is never"
+            f" measured in {_amount(length.evaluations, 'evaluations')}; use less, or another"
+            " objective"
+        )
+    return {f"task.metrics.{name}.every": ("evaluations", n) for name, n in found.items()}
 
 
 def effective(

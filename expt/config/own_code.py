@@ -108,6 +108,16 @@ def named_in(node: Any) -> Iterator[str]:
             yield from named_in(below)
 
 
+def frozen_in(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key of each frozen network's weights in nested settings, and their name."""
+    if isinstance(node, Mapping) and node.get("_target_") == "expt.Frozen":
+        yield f"{path}.weights", str(node.get("weights"))
+    elif isinstance(node, Mapping | list | tuple):
+        for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
+            name = f"{path}.{key}".lstrip(".").replace(".kwargs.", ".")
+            yield from frozen_in(below, name.removesuffix(".kwargs"))
+
+
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
     """Return the person's own modules that the classes `names` come from, and their files."""
     found: dict[str, Path] = {}

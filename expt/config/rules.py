@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
 from expt.config.constraints import Target, typed, word
-from expt.config.kinds import added_by, metrics_of, only_in_evaluations
+from expt.config.kinds import added_by, every_of, metrics_of, only_in_evaluations
 from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
 from expt.gpus import is_slice
@@ -234,10 +234,8 @@ def _of_data(config: RunConfig) -> list[str]:
     if not issubclass(task.takes, (*dataset.OFFERS, Anything)):
         tasks = groups.GROUPS["task"].items()
         names = [name for name, cls in tasks if issubclass(cls.takes, dataset.OFFERS)]
-        problems = [
-            f"task={task.name}: {dataset.label} is for task={' or '.join(names)}, or for a custom"
-            " task"
-        ]
+        known = f"task={' or '.join(names)}, or for " if names else ""
+        problems = [f"task={task.name}: {dataset.label} is for {known}a custom task"]
     if (more := getattr(task, "MORE", None)) is not None:
         known = f"one of {{{', '.join(f'{key}: {value}' for key, value in more.items())}}}, or "
         problems += [
@@ -316,10 +314,13 @@ def _sampling(config: RunConfig, machine: Machine) -> Problems:
 def _evaluated_splits(config: RunConfig, machine: Machine) -> Problems:
     dataset, splits = config.dataset, (config.eval_split, config.objective.partition("/")[2])
     if config.eval_split == "val" and not dataset.may_validate():
-        yield "dataset.val_fraction", "leaves nothing to evaluate on", "use eval_split=test"
+        yield "dataset.val_fraction", "leaves nothing to evaluate on", "use eval_split=test or null"
     if "test" in splits and getattr(dataset, "test_fraction", 1) == 0:
         key = "eval_split" if config.eval_split == "test" else "objective"
         yield key, "dataset.test_fraction=0.0 leaves no test set", "use dataset.test_fraction=0.2"
+    for key in ("eval_every_steps", "eval_every_minutes"):
+        if config.eval_split is None and getattr(config, key) is not None:
+            yield key, "nothing is evaluated (eval_split=null)", f"use {key}=null"
     if "test" in splits and config.overfit_batches:
         fix = "use eval_split=val objective=auto"
         yield "overfit_batches", "evaluates on val, which is these batches", fix
@@ -348,7 +349,7 @@ def _watched(config: RunConfig, machine: Machine) -> Problems:
 
 def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     """Return the tags that are measured of these splits."""
-    metrics, untrained = metrics_of(config.task), only_in_evaluations(config.task)
+    metrics, untrained = metrics_of(config.task), every_of(config.task)
     pairs = itertools.product(metrics, splits)
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
 
@@ -371,7 +372,7 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
             f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on,"
             f" for {config.dataset.label} has no val; hold some of train out (of an"
             " IterableDataset none can be), give a custom dataset one, e.g."
-            " '+dataset.val={split: val}', or use eval_split=test"
+            " '+dataset.val={split: val}', or use eval_split=test, or null to evaluate nothing"
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
@@ -383,7 +384,8 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
 
 def measured_each_time(config: RunConfig) -> list[str]:
     """Return the tags of metrics that are new at each evaluation; of train they are an epoch's."""
-    return _tags(config, [*(["train"] if config.evaluates_epochs else []), config.eval_split])
+    splits = ["train"] if config.evaluates_epochs or config.eval_split is None else []
+    return _tags(config, [*splits, config.eval_split] if config.eval_split else splits)
 
 
 _ALWAYS = (_gpus, _workers, _amp, _compile, _model, _fits_samples, _folds, _sampling)

@@ -209,7 +209,7 @@ class RunConfig(_Trackers):
         tuple[Target, ...],
         Key(resume=True, evaluated_as="[]", example="callbacks=[{_target_: mine.Watch}]"),
     ] = ()
-    eval_split: Literal["val", "test"]
+    eval_split: Literal["val", "test"] | None
     eval_every_steps: Annotated[
         Count | None,
         Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET}, counts="steps"),

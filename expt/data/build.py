@@ -81,6 +81,10 @@ class Data:
         inputs, targets = mapped(several, self.example, ROWS)
         return Batch(inputs, targets, size)
 
+    def evaluated(self, split: str | None) -> Loader | None:
+        """Return the loader of the split that is evaluated, if there is one."""
+        return {"val": self.val, "test": self.test}.get(split or "")
+
     def of_type(self, module: nn.Module) -> Data:
         """Return the same, with float64 left as it is where the model computes in it."""
         loaders = self.train, self.val, self.test
@@ -419,6 +423,8 @@ def _loaders(
     dataset: DatasetConfig, source: Source, split: Split, options: LoaderOptions, *, tells: bool
 ) -> list[Loader]:
     """Return the split's loaders. Raise ConfigError where the dataset has no such part."""
+    if not (source.train.size or source.is_stream or source.val or source.test):
+        raise ConfigError(f"split={split}: {dataset.label} has nothing to evaluate; give another")
     if split == "all":
         parts = (source.train, source.val, source.test)
         return [part.whole(options) for part in parts if part and part.size != 0]

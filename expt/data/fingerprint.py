@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from expt import progress
 from expt.config import own_code
+from expt.config.constraints import plain
 from expt.config.identity import Content, Identity
 from expt.config.schema import RunConfig
 from expt.data.checksums import of_content
@@ -30,12 +31,12 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
 
 @progress.phase("looking at the dataset's files")
-def content_of(config: RunConfig, before: Record | None = None) -> Content:
+def content_of(config: RunConfig, before: Record | None = None, *, learns: bool = True) -> Content:
     """Return the digests of files; those that were not read before are read.
 
-    A run that continues that of the record `before` has the first weights of that one. Raise
-    DataError where files cannot be read, or are another known dataset's; ConfigError where the
-    weights are not there.
+    A run that continues that of the record `before` has the first weights of that one. Of frozen
+    networks there is a digest only where the run `learns`. Raise DataError where files cannot be
+    read, or are another known dataset's; ConfigError where weights are not there.
     """
     try:
         data = config.dataset.fingerprint()
@@ -46,7 +47,10 @@ def content_of(config: RunConfig, before: Record | None = None) -> Content:
     made = (before or {}).get("content")
     weights = _of_weights(config) if made is None else made.get("weights")
     code = own_code.fingerprint(own_code.targets(config))
-    return {"data": data, "code": code, **({"weights": weights} if weights else {})}
+    frozen = [*own_code.frozen_in(plain(config))] if learns else []
+    files = [weights_named(name, key).file for key, name in frozen]
+    found: Content = {"data": data, "code": code, **({"weights": weights} if weights else {})}
+    return {**found, "frozen": of_content(files, "weights")} if files else found
 
 
 def _of_weights(config: RunConfig) -> str | None:
@@ -67,10 +71,12 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, lineage.record_to_continue(config, request.paths))
+    before, learns = lineage.record_to_continue(config, request.paths), request.instead is None
+    now = content_of(config, before, learns=learns)
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}
+    kinds |= {"frozen": "frozen networks"} if learns else {}
     if changed := [name for part, name in kinds.items() if now.get(part) != then.get(part)]:
         raise RunFailed(
             f"the {changed[0]} changed after the command was typed; type it again, for another run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -15,6 +15,25 @@ from expt.data.augment import Augmentation, Mixing
 
 MIN_EVAL_BATCH = 256
 NO_AUGMENTATION = Augmentation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run has come, and which metrics count."""
+
+    epoch: int = 1
+    """Epochs begun, from 1."""
+    step: int = 0
+    """Optimiser steps done; 0 in the run's first step."""
+    total_steps: int = 1
+    """Optimiser steps of the whole run."""
+    is_evaluation: bool = False
+    left_out: Collection[str] = ()
+    """Metrics that are not measured now, such as dear ones in training."""
+
+    def measures(self, metric: str) -> bool:
+        """Return whether a metric is measured now."""
+        return metric not in self.left_out
 
 
 class PerSample(list[Any]):
@@ -44,6 +63,8 @@ class Batch(NamedTuple):
     weightless: bool = False
     samples: int | None = None
     """`size`, where no tensor or list is as long, as in a batch of graphs with targets of nodes"""
+    progress: Progress = Progress()
+    """where the run is, the same for all micro-batches and workers"""
 
     @property
     def size(self) -> int:

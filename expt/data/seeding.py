@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from expt.data.indexing import mix
 from expt.errors import ExptError
@@ -64,6 +64,26 @@ def seeded(seed: int) -> Iterator[None]:
     with preserved_generators():
         seed_all(seed)
         yield
+
+
+class Seeds(IterableDataset[int]):
+    """A seed for each sample of a run without a dataset, by its place in the run, without end."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._place = seed, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self._place += 1
+            yield mix(self._seed, 0, self._place - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place of the next."""
+        return {"place": self._place}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue at the place."""
+        self._place = state["place"]
 
 
 class Keys(NamedTuple):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,12 +18,12 @@ from expt.config import groups, kept_code, own_code
 from expt.config.own_code import targets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.errors import warn
+from expt.errors import CheckpointError, ConfigError, warn
 from expt.features import Classes, Features
 from expt.inference.inputs import Inputs, inputs_of
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
-from expt.runs import checkpoint, checkpoint_file
+from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import run_and_which, trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import FAILED, Record
@@ -30,6 +33,9 @@ Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
 """Values of the key `amp`; `recorded` is the run's own."""
 OF_MODEL = ("model", "ema", "config", "position", "workers", "last", "evaluated_at", "data")
 """Keys of a checkpoint that are not of the optimizer."""
+
+
+SAVE = "save it by torch.save(model.state_dict(), FILE)"
 
 
 class TrainedModel(nn.Module):
@@ -116,6 +122,42 @@ def read(file: Path) -> dict[str, Any]:
         return checkpoint.load(file, only=OF_MODEL)
 
     return checkpoint_file.read_steady(file, checked)
+
+
+def read_weights(file: Path, given: str) -> Any:
+    """Return the content of a file of weights: a checkpoint, or a file of another program."""
+    try:
+        with file.open("rb") as opened:
+            is_pickled = file.suffix != ".safetensors" and opened.read(9)[8:] != b"{"
+        if is_pickled:
+            return _read_pickled(file)
+        if (content := safetensors.File(file)).is_ours:
+            return read(file)
+        return {name: checkpoint.tensor_of(one) for name, one in content.tensors.items()}
+    except CheckpointError as error:
+        raise ConfigError(f"weights={given}: {error}") from error
+    except Exception as error:  # many classes: damaged, or with code in it
+        what = "is damaged, or holds more than tensors"
+        with file.open("rb") as opened:
+            if (begun := opened.read(2))[:1] != b"\x80" and begun != b"PK":
+                what = "is neither of safetensors nor of torch.save"
+        if found := re.search(r"GLOBAL (\S+)|TorchScript", str(error)):
+            what = f"holds {found[1] or found[0]}, and not only tensors"
+        why = f"{file} can't be read as weights ({type(error).__name__}: it {what})"
+        raise ConfigError(f"weights={given}: {why}; {SAVE}") from error
+
+
+def _read_pickled(file: Path) -> Any:
+    """Return the content of a file of torch.save, whose checksums torch does not compare."""
+    if is_zip := zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as entries:
+            has_sums = any(entry.CRC for entry in entries.infolist())  # torch may write none
+            if has_sums and (bad := entries.testzip()):
+                raise CheckpointError(f"{file}: {bad} in it is damaged")
+    # A Namespace, a mere record, is in the files of torchvision's scripts.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        # Given explicitly: the environment can turn the default off.
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 def rebuilt(

@@ -112,6 +112,11 @@ def check(source: Source, request: RunRequest) -> None:
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {instead}"
         )
+    if source.rule == "resume" and made.get("frozen") != content.get("frozen"):
+        raise ConfigError(
+            f"task, model: weights of a frozen network are not those that {found.run} was trained"
+            f" with; give these, or {source.by_weights()}"
+        )
     if made.get("code") != content.get("code") or own_code.changed(record):
         _refuse_other_code(source, request)
 

@@ -165,17 +165,17 @@ class Weights(NamedTuple):
     """The folder of the run that wrote it; None for a file of another program's."""
 
 
-def weights_named(given: str) -> Weights:
+def weights_named(given: str, word: str = "weights") -> Weights:
     """Return a file, or a run's best checkpoint or else the last, or the one after the @.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError, which names the key `word`, for anything else.
     """
-    run, which = run_named("weights", given)
+    run, which = run_named(word, given)
     paths = RunPaths(run)
     if (file := Path(given)).is_file():
         return Weights(file, run if paths.result.exists() else None)
     which = which or ("best" if paths.best.is_file() else "last")
-    return Weights(checkpoint_named("weights", given, run, which).file, run)
+    return Weights(checkpoint_named(word, given, run, which).file, run)
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:

@@ -274,7 +274,7 @@ def result_of_any(paths: RunPaths) -> Record:
 
 def evaluated_tag(record: Record) -> str:
     """Return the tag that each evaluation of the run has, but for the test at its end."""
-    return tags.metric("loss", (record.get("config") or {}).get("eval_split", "val"))
+    return tags.metric("loss", (record.get("config") or {}).get("eval_split", "val") or "train")
 
 
 def whole_epochs(record: Record) -> int:

@@ -55,7 +55,7 @@ def metric(name: str, split: str) -> str:
 
 
 def layout(
-    eval_split: str,
+    eval_split: str | None,
     world_size: int,
     metrics: Iterable[str] = ("loss", "accuracy"),
     *,
@@ -71,7 +71,7 @@ def layout(
         f"step time of the fastest rank, {waits} waiting for others [ms]": ["^ranks/step_ms_min$"],
         **({} if is_sharded else {"share of all-reduce": ["^ranks/all_reduce_share$"]}),
     }
-    measured = [metric(name, split) for name in metrics for split in ("train", eval_split)]
+    measured = [metric(name, split) for name in metrics for split in ("train", eval_split) if split]
     return {
         "Is it learning?": {
             **{tag: [f"^{tag}$"] for tag in measured},

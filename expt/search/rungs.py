@@ -11,6 +11,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from expt.config.kinds import every_of
 from expt.config.rules import measured_each_time
 from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
@@ -156,7 +157,8 @@ def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Ru
             f"{key}: compares runs after whole epochs; leave out eval_every_steps and"
             " eval_every_minutes, or rungs"
         )
-    measured = measured_each_time(config)
+    rare = {name for name, every in every_of(config.task).items() if every > 1}
+    measured = [tag for tag in measured_each_time(config) if tag.partition("/")[0] not in rare]
     if goals[0].tag not in measured:
         raise ConfigError(
             f"{key}: objective={goals[0].tag} is not measured after each epoch; use one of"

@@ -23,8 +23,8 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
         raise refusal(
             task, "measure", f" gives {described(terms)}; return a dict of name: (sum, weight)"
         )
-    names = (*expected, *task.reductions)
-    if terms.keys() != {*names}:
+    names = [name for name in (*expected, *task.reductions) if batch.progress.measures(name)]
+    if terms.keys() - {*batch.progress.left_out} != {*names}:
         given, named = ", ".join(terms) or "nothing", ", ".join(names) or "none"
         raise refusal(
             task,

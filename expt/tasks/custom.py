@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Target
-from expt.config.kinds import Better, TargetMetric
+from expt.config.kinds import Better, Metric, own_metrics
 from expt.errors import ConfigError
 from expt.features import Anything, Feature
 from expt.tasks.task import Facts, Task
@@ -22,14 +22,14 @@ class Config(Target):
     """A custom Task, with the names of its metrics and which way each is better."""
 
     takes: ClassVar[type[Feature]] = Anything
-    metrics: Annotated[
-        dict[str, Better | TargetMetric], Key(example="task.metrics={near: max}")
-    ] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[dict[str, Metric], Key(example="task.metrics={near: max}")] = (
+        dataclasses.field(default_factory=dict)
+    )
 
     @property
     def own_metrics(self) -> dict[str, Better]:
         """Those that the task itself measures."""
-        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
+        return own_metrics(self.metrics)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return the names of metrics that can't be tags."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -57,11 +57,12 @@ class ExtraMetrics:
     @torch.no_grad()
     def update(self, task: Task, outputs: Any, batch: Batch) -> None:
         """Count a batch. Raises ConfigError for a metric that does not take it."""
-        if batch.weightless or not self._metrics:
+        due = {name: x for name, x in self._metrics.items() if batch.progress.measures(name)}
+        if batch.weightless or not due:
             return
         predictions, targets = self._in_units(*task.predictions(outputs, batch))
         self._given, self._batches = (predictions, targets), self._batches + 1
-        for name, metric in self._metrics.items():
+        for name, metric in due.items():
             with _explained(name, metric, self._given):
                 metric.update(predictions, targets)
 
@@ -103,19 +104,22 @@ class ExtraMetrics:
         self._batches = 0
 
     @torch.no_grad()
-    def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
-        """Return the values over all workers' batches, and reset.
+    def compute(
+        self, gather: Callable[[Any], list[Any]], left_out: Collection[str] = ()
+    ) -> dict[str, float]:
+        """Return the values over all workers' batches but for those `left_out`, and reset.
 
         A collective: `gather`, which every worker calls twice, returns all workers' values by rank.
         Raises ConfigError for a metric that is not one number.
         """
-        if not self._metrics:
+        metrics = {name: one for name, one in self._metrics.items() if name not in left_out}
+        if not metrics:
             return {}
         mine: dict[str, Any] | None = None
         if self._batches:  # tensors, or lists with an entry per batch or sample
             mine = {
                 name: [dict(part.metric_state) for part in _parts(metric)]
-                for name, metric in self._metrics.items()
+                for name, metric in metrics.items()
             }
         # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part
         # in it, and it pads.
@@ -123,9 +127,9 @@ class ExtraMetrics:
         values: dict[str, float] | None = None
         if mine is not None:  # torchmetrics warns of a metric that has seen nothing
             values = {
-                name: self._value(name, [theirs[name] for theirs in seen]) for name in self._metrics
+                name: self._value(name, [theirs[name] for theirs in seen]) for name in metrics
             }
-        for metric in self._metrics.values():
+        for metric in metrics.values():
             metric.reset()
         self._batches = 0
         # The same on all workers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -45,14 +45,16 @@ class Sums:
         finite_only: bool = False,
         repeats_steps: bool = False,
         learns: bool = True,
+        left_out: Collection[str] = (),
     ) -> None:
         """Begin at zero.
 
         With `finite_only` a step that was left out counts for nothing; with `repeats_steps` one may
         begin again, and counts once. Either needs calls of `end_step`. With `learns` the losses are
-        those of training.
+        those of training. The metrics `left_out` are not measured.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
+        self._left_out = left_out
         self._waits_for_end = finite_only or repeats_steps
         self._terms = task.sums
         weights = [columns.stop for columns in columns_of(task).values()]
@@ -94,8 +96,8 @@ class Sums:
         row: list[Any] = [batch.size, loss[0].detach(), loss[1]]
         if not batch.weightless:
             terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
-            for name in self._terms:
-                row += terms[name]
+            for name, size in self._terms.items():
+                row += [0.0] * (size + 1) if name in self._left_out else terms[name]
             row += self._peaks.row_of(terms)
         row = self._known(row)
         if self._learns:
@@ -171,7 +173,11 @@ class Sums:
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
         """Return `averages`, or None if nothing was counted."""
-        return averages_of(values.tolist(), self._task, learns=self._learns)
+        found = averages_of(values.tolist(), self._task, learns=self._learns)
+        if found is None or not self._left_out:
+            return found
+        known = {name: x for name, x in found.values.items() if name not in self._left_out}
+        return replace(found, values=known)
 
     def mark_logged(self) -> None:
         """Begin the next stretch between log points, without the last one's nan and infinity."""
@@ -254,7 +260,9 @@ class Peaks:
 
     def row_of(self, terms: Mapping[str, Any]) -> list[Any]:
         """Return a batch's row."""
-        return [sign * terms[name] for name, sign in self._signs.items()]
+        return [
+            sign * terms[name] if name in terms else -math.inf for name, sign in self._signs.items()
+        ]
 
     def add(self, rows: Tensor) -> None:
         """Count the rows of several batches [n, N]."""

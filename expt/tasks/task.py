@@ -95,7 +95,8 @@ class Task(ABC):
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
         """Return the sums of the other metrics, without gradients; see `sums`.
 
-        A metric in `reductions` is a number without a weight.
+        A metric in `reductions` is a number without a weight. One that is measured rarely may be
+        left out where `batch.progress.measures(name)` is false.
         """
         return {}
 

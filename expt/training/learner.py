@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from expt.config import secrets
-from expt.data.loading import Batch
+from expt.data.loading import Batch, Progress
 from expt.errors import ConfigError, did_you_mean
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
@@ -116,6 +116,16 @@ class Position:
     def steps_left_in_epoch(self) -> int:
         """Steps until the epoch ends, or the run."""
         return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
+
+    def progress(self, **more: Any) -> Progress:
+        """Return where the run is, as tasks and callbacks see it."""
+        return Progress(epoch=self.epoch, step=self.step, total_steps=self.total_steps, **more)
+
+    def marked(self, batches: Iterable[Batch], left_out: Collection[str]) -> Iterator[Batch]:
+        """Yield the next training batches, each with its progress, however far they are read."""
+        now = self.progress(left_out=tuple(left_out))
+        for step, batch in enumerate(batches, now.step):
+            yield batch._replace(progress=dataclasses.replace(now, step=step))
 
     def samples(self, batch_size: int, size: int) -> int:
         """Return how many samples of a set of `size` this run has trained on."""

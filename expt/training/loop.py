@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -220,14 +220,15 @@ def evaluate(
     batches: Iterable[Batch],
     device: torch.device,
     observe: Callable[[Batch, Any], None] | None = None,
+    left_out: Collection[str] = (),
 ) -> Averages:
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
     A collective. All workers use rank 0's buffers, since they differ in statistics of batches.
-    `observe` gets each batch and the model's outputs. A batch that needs too much memory is halved
-    until it fits, as are later ones.
+    `observe` gets each batch and the model's outputs. The metrics `left_out` are not measured. A
+    batch that needs too much memory is halved until it fits, as are later ones.
     """
-    sums = Sums(learner.task, device, learns=False)
+    sums = Sums(learner.task, device, learns=False, left_out=left_out)
     broadcast(learner.evaluated.eval().buffers())
     most = math.inf
     for whole in learner.strategy.batches(batches, learner.evaluated):
@@ -257,7 +258,7 @@ def evaluate(
                     observe(measured, outputs)
     total = sum_across_workers(sums.values, len(learner.task.reductions))
     averages = sums.averages(total)
-    extra = learner.extra_metrics.compute(gather_across_workers)
+    extra = learner.extra_metrics.compute(gather_across_workers, left_out)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 
 

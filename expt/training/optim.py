@@ -342,25 +342,26 @@ def plan(config: groups.Scheduler, **length: int) -> int | None:
 
 def advance_after_evaluation(
     scheduler: LRScheduler,
-    values: Mapping[str, float],
-    better: Mapping[str, Better],
     measured: Mapping[str, float],
+    better: Mapping[str, Better],
+    split: str,
 ) -> None:
-    """Advance a schedule that looks at metrics, by the `values` that an evaluation gave.
+    """Advance a schedule that looks at metrics, by those `measured` now, by their tags.
 
-    A plateau gets its metric from `measured`, by tag; a custom ReduceLROnPlateau the loss, with
-    mode=max the first metric that is better when higher. Raises ConfigError if none is.
+    A plateau gets its own metric; a custom ReduceLROnPlateau the loss of `split`, with mode=max the
+    first metric that is `better` when higher. Raises ConfigError if none is.
     """
     if isinstance(scheduler, Plateau):
-        scheduler.step(measured[scheduler.metric])
+        if scheduler.metric in measured:
+            scheduler.step(measured[scheduler.metric])
     elif isinstance(scheduler, ReduceLROnPlateau):
-        metric = next((name for name in values if better[name] == scheduler.mode), None)
-        if metric is None:
+        found = [f"{name}/{split}" for name, way in better.items() if way == scheduler.mode]
+        if not (known := [measured[tag] for tag in found if tag in measured]):
             raise ConfigError(
                 f"scheduler.mode={scheduler.mode}: no metric of this task is better when it is"
                 " higher; use mode=min"
             )
-        scheduler.step(values[metric])
+        scheduler.step(known[0])
 
 
 def lr_factor(

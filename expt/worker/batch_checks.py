@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -174,16 +175,16 @@ def _depends(copies: Copies, few: Batch, loss: str | None, modes: Sequence[bool]
 def _numbers(
     copies: Copies, batches: Sequence[Batch], seed: int, loss: str | None, trains: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs, one after another, and the sum of losses."""
+    """Return each of the outputs, of all batches, one after another, and the sum of losses."""
     module, task, batches = copies.make(batches, seed)
     module.train(trains)
-    found, total = [torch.zeros(1)], torch.zeros((), dtype=torch.float64)
+    found, total = list[list[Tensor]](), torch.zeros((), dtype=torch.float64)
     for batch in batches:
         outputs = task.forward(module, batch)
         total += float(getattr(task, loss)(outputs, batch)[0]) if loss else 0.0
         rows = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
-        found += [each.double().flatten().cpu() for each in rows]
-    return torch.cat(found), total
+        found.append([each.double().flatten().cpu() for each in rows])
+    return torch.cat([torch.zeros(1), *itertools.chain(*zip(*found, strict=True))]), total
 
 
 class _ShareCheck:

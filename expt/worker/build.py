@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from expt import machine, progress, signals
 from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
-from expt.config.kinds import metrics_of, only_in_evaluations
+from expt.config.kinds import every_of, metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -27,7 +27,7 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
-from expt.data.loading import Batch, Shard, mapped
+from expt.data.loading import Batch, Progress, Shard, mapped
 from expt.errors import ConfigError, sized_by, warn
 from expt.features import Classes, Features
 from expt.inference.ensemble import Together
@@ -37,6 +37,7 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks import extra_metrics
+from expt.tasks.sums import Sums
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
@@ -45,7 +46,7 @@ from expt.training.learner import Learner, Phases, Position, ema_of, parameters_
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.task_state import task_state
-from expt.worker import parallel, watchdog
+from expt.worker import first_weights, parallel, watchdog
 from expt.worker.custom_code import check_first_output, check_metrics
 
 BEAT_S = 0.2
@@ -179,6 +180,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, data.info)
+    first_weights.load_frozen(worker)
     phases = _phases(task, module, config)
     strategy = parallel.build_strategy(
         config, built, optimizer, data, worker, phases=bool(phases), begins=begins
@@ -216,7 +218,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
         has_closure=_has_closure(optimizer, config, built.precision, phases),
         phases=phases,
     )
-    check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
+    check_metrics(learner, None if config.is_sharded else data.evaluated(config.eval_split))
     return learner
 
 
@@ -317,6 +319,13 @@ def _has_closure(
     return True
 
 
+def build_sums(config: RunConfig, learner: Learner, device: torch.device) -> Sums:
+    """Build the sums of an epoch's training."""
+    skips, repeats = config.on_nan == "skip", learner.strategy.repeats_steps
+    about = {"finite_only": skips, "repeats_steps": repeats}
+    return Sums(learner.task, device, **about, left_out=every_of(config.task))
+
+
 def build_position(config: RunConfig, data: Data) -> Position:
     """Build the position at the begin of the run, with its length."""
     length = len(data.train), config.total_steps(len(data.train))
@@ -343,13 +352,17 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | Together, split: str, worker: Worker, beat: Callable[[], None]
+    loader: Loader | Together,
+    split: str,
+    worker: Worker,
+    beat: Callable[[], None],
+    now: Progress,
 ) -> Iterator[Batch]:
     """Yield a worker's batches of a split, calling `beat` before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
         for batch in loader.evaluation():
             beat()
-            yield batch
+            yield batch._replace(progress=now)
             here.done += batch.size * worker.world_size
 
 

@@ -23,7 +23,7 @@ from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
-from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.loading import Batch, LoaderOptions, Progress, Shard
 from expt.errors import decimals, listed, sized_by, warn
 from expt.features import Classes, Features
 from expt.inference.ensemble import Ensemble, Member, Together
@@ -44,7 +44,7 @@ from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
 from expt.training.task_state import load_task_state
-from expt.worker import build, rank_health
+from expt.worker import build, first_weights, rank_health
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
@@ -72,6 +72,7 @@ def measure_weights(
     ways, rounds = shared(evaluation.runs, evaluation.split)
     read = [_member(run, way, worker, beat) for run, way in zip(evaluation.runs, ways, strict=True)]
     members, (record, state) = [member for member, *_ in read], read[0][1:]
+    first_weights.load_frozen(worker, needed=False)
     with sized_by("data"):
         data = {
             way: _data(evaluation, config, evaluation.runs[way], worker, beat)
@@ -89,7 +90,9 @@ def measure_weights(
         review = Review(len(names), keep=0)
     together = Together([{way: data[way] for way in several} for several in rounds])
     began = time.perf_counter()
-    batches = build.evaluation_batches(together, evaluation.split, worker, beat)
+    at = {key: state["position"][key] for key in ("epoch", "step")}
+    now = Progress(**at, total_steps=record["total_steps"], is_evaluation=True)
+    batches = build.evaluation_batches(together, evaluation.split, worker, beat, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gather() if review else None
@@ -325,7 +328,7 @@ def _time_steps(run: Run) -> list[float]:
         return len(steps_s) >= most
 
     run.position.begin_epoch()
-    batches = run.data.train.epoch(run.position.epoch, skip=0)
+    batches = run.position.marked(run.data.train.epoch(run.position.epoch), run.every)
     every = run.position.total_steps + 1  # no log point
     train_epoch(run.learner, batches, run.position, run.sums, log_every=every, between_steps=done)
     return steps_s
@@ -333,16 +336,16 @@ def _time_steps(run: Run) -> list[float]:
 
 def _time_evaluation(run: Run, most: int) -> float:
     """Return the seconds that an evaluation would take, by its first batches."""
-    loader = run.data.val if run.config.eval_split == "val" else run.data.test
-    assert loader is not None
-    seen = 0
+    if (loader := run.data.evaluated(run.config.eval_split)) is None:
+        return 0.0
+    seen, now = 0, run.position.progress(is_evaluation=True)
 
     def first(batches: Any) -> Any:
         nonlocal seen
         for batch in itertools.islice(batches, most):
             seen += batch.size
             run.beat()
-            yield batch
+            yield batch._replace(progress=now)
 
     began = time.perf_counter()
     evaluate(run.learner, first(loader.evaluation()), run.worker.device)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import re
-import zipfile
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from expt.config import constraints
@@ -18,12 +15,12 @@ from expt.config.groups import NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
-from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
+from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
-from expt.inference import load
+from expt.inference import frozen, load
 from expt.models import named
 from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
-from expt.runs import checkpoint, checkpoint_file, safetensors
+from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
 from expt.runs.tags import SPLITS
@@ -32,10 +29,27 @@ from expt.training.collectives import Worker
 from expt.training.optimizer_state import carry_over
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded, scatter_state
-from expt.worker.checkpoints import Snapshot
+from expt.worker.checkpoints import Snapshot, read_together
 
 State = Mapping[str, Any]
-_FIX = "save it by torch.save(model.state_dict(), FILE)"
+
+
+def load_frozen(worker: Worker, *, needed: bool = True) -> None:
+    """Load the frozen networks of custom classes, which rank 0 finds; a collective.
+
+    Those that are not `needed` stay as they are where they can't be found.
+    """
+    for one in frozen.unread():
+        found = None
+        if worker.rank == 0:
+            with contextlib.suppress(*() if needed else (ConfigError,)):
+                found = one.find()
+        if found := collectives.from_rank_0(found, worker.device):
+            one.place(*found, worker.device, functools.partial(_read_once, found[1], worker))
+
+
+def _read_once(file: Path, worker: Worker, read: Callable[[], Any]) -> Any:
+    return read_together(file, worker, lambda _: read())
 
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
@@ -69,9 +83,9 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
 def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
     """Return the tensors of `given` that fit, and the results of `load_weights`."""
     own, file = module.state_dict(), weights_named(given).file
-    content = _read(file, given)
+    content = load.read_weights(file, given)
     if not (every := weights_in(content, own.keys())):
-        raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
+        raise ConfigError(f"weights={given}: {file} holds no state_dict; {load.SAVE}")
     found = every[0]
     state = renumber(found.state, own)
     fit = what_fits(module, state)
@@ -109,42 +123,6 @@ def _is_right(given: Tensor, own: Tensor, trains: bool) -> bool:
         return False
     numbers = given.double() if given.is_floating_point() else given  # which float8 is not made for
     return not (numbers.isnan().any() or (trains and numbers.isinf().any()))
-
-
-def _read(file: Path, given: str) -> Any:
-    """Return the content of a file of weights: a checkpoint, or a file of another program."""
-    try:
-        with file.open("rb") as opened:
-            is_pickled = file.suffix != ".safetensors" and opened.read(9)[8:] != b"{"
-        if is_pickled:
-            return _read_pickled(file)
-        if (content := safetensors.File(file)).is_ours:
-            return load.read(file)
-        return {name: checkpoint.tensor_of(one) for name, one in content.tensors.items()}
-    except CheckpointError as error:
-        raise ConfigError(f"weights={given}: {error}") from error
-    except Exception as error:  # many classes: damaged, or with code in it
-        what = "is damaged, or holds more than tensors"
-        with file.open("rb") as opened:
-            if (begun := opened.read(2))[:1] != b"\x80" and begun != b"PK":
-                what = "is neither of safetensors nor of torch.save"
-        if found := re.search(r"GLOBAL (\S+)|TorchScript", str(error)):
-            what = f"holds {found[1] or found[0]}, and not only tensors"
-        why = f"{file} can't be read as weights ({type(error).__name__}: it {what})"
-        raise ConfigError(f"weights={given}: {why}; {_FIX}") from error
-
-
-def _read_pickled(file: Path) -> Any:
-    """Return the content of a file of torch.save, whose checksums torch does not compare."""
-    if is_zip := zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as entries:
-            has_sums = any(entry.CRC for entry in entries.infolist())  # torch may write none
-            if has_sums and (bad := entries.testzip()):
-                raise CheckpointError(f"{file}: {bad} in it is damaged")
-    # A Namespace, a mere record, is in the files of torchvision's scripts.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        # Given explicitly: the environment can turn the default off.
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 def warn_of_published(config: RunConfig, module: nn.Module) -> None:

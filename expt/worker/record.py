@@ -171,10 +171,14 @@ class History:
         better: Better,
         *,
         keep_best: int = 1,
+        judges: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Begin; where nothing `judges` the weights, the last are the best."""
         self._objective, self._better, self._clock = objective, better, clock
-        self._keep_best = keep_best
+        self._keep_best, self._judges = keep_best, judges
+        self.evaluations = 0
+        """The evaluations begun, but for the test."""
         self.last: dict[str, float] = {}
         """The last value of each tag."""
         self.bests: list[Best] = []
@@ -233,6 +237,8 @@ class History:
         if value is None or not math.isfinite(value):
             return False
         found: Best = {"metric": self._objective, "value": value, "epoch": epoch, "step": step}
+        if not self._judges:
+            self.bests = []
         place = sum(not is_better(value, each["value"], self._better) for each in self.bests)
         self.bests = [*self.bests[:place], found, *self.bests[place:]][: self._keep_best]
         return found in self.bests
@@ -259,6 +265,7 @@ class History:
         """Return the state, with the time of an epoch that has not ended."""
         times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": self._of_epoch_s}
         evaluated = {"evaluated_at": self.evaluated_at, "evaluated_s": self._evaluated_s}
+        evaluated["evaluations"] = self.evaluations
         return {"best": self.best, "bests": self.bests, "last": self.last, **times, **evaluated}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
@@ -267,6 +274,7 @@ class History:
         self.last = dict(state["last"])
         self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
         self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
+        self.evaluations = state.get("evaluations", 0)
         self._earlier_s = state["elapsed_s"]
         self.is_within_epoch = self._earlier_s > 0
 
@@ -299,7 +307,7 @@ class EarlyStop:
 
     def look(self, values: Mapping[str, float], step: int) -> None:
         """Take in the values of an evaluation, by their tags."""
-        if self._settings is None:
+        if self._settings is None or self._settings.metric not in values:
             return
         self._last = values[self._settings.metric]
         self._waited += 1

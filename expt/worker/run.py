@@ -17,16 +17,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt import progress
 from expt.config import own_code
 from expt.config.identity import shown
-from expt.config.kinds import metrics_of
-from expt.config.length import Length, beyond_the_end
+from expt.config.kinds import every_of, metrics_of
+from expt.config.length import Length, beyond_the_end, never_measured
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
-from expt.errors import DataError, sized_by, warn
+from expt.errors import sized_by, warn
 from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
-from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
+from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
 from expt.training import optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
@@ -65,10 +65,7 @@ class Run:
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker, beat)
-        if config.eval_split == "val" and self.data.val is None:
-            raise DataError(
-                "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"
-            )
+        self.every = every_of(config.task)
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
         self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
@@ -78,14 +75,15 @@ class Run:
         self.built = as_built(*trained)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
+        never_measured(config, Length.of(config, self.position.steps_per_epoch))
         self.plan = optim.plan(config.scheduler, **self.position.length)
-        skips, repeats = config.on_nan == "skip", self.learner.strategy.repeats_steps
-        self.sums = Sums(self.learner.task, worker.device, finite_only=skips, repeats_steps=repeats)
+        self.sums = build.build_sums(config, self.learner, worker.device)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best = False
         better = self.directions[config.objective.partition("/")[0]]
-        self.history = History(config.objective, better, keep_best=config.checkpoint.keep_best)
+        keep, judges = config.checkpoint.keep_best, config.eval_split is not None
+        self.history = History(config.objective, better, keep_best=keep, judges=judges)
         self.early_stop = EarlyStop(config.early_stop, self.directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
@@ -158,7 +156,8 @@ class Run:
         length = Length.of(config, position.steps_per_epoch, position.offset, **begun)
         of_callbacks = self.callbacks.beyond(position.total_steps)
         of_schedule = optim.beyond_the_end(config.scheduler, length)
-        return beyond_the_end(config, length, {**of_callbacks, **of_schedule})
+        of_task = never_measured(config, length)
+        return beyond_the_end(config, length, {**of_callbacks, **of_schedule, **of_task})
 
     @property
     def is_done(self) -> bool:
@@ -209,6 +208,7 @@ class Run:
             self.history.begin_epoch()
             self.health.begin_epoch()
             epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+            epoch = position.marked(epoch, self.every)
             epoch = self._batch_checks.of_steps(epoch, begins=position.step == 0)
             self._batches = TimedBatches(self.observer.watch(epoch))
         self._is_at_best = False  # whether the model has the weights of the best evaluation
@@ -346,20 +346,26 @@ class Run:
         may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
         split = self.config.eval_split
-        with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
-            values = self._evaluate(split)
+        if split is None:
+            self.early_stop.look(history.last, position.step)
+        else:
+            history.evaluations += 1
+            with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
+                self._evaluate(split)
         if self.learner.scheduler_interval == "epoch":
+            always = {x: way for x, way in self.directions.items() if self.every.get(x, 1) == 1}
             optim.advance_after_evaluation(
-                self.learner.scheduler, values.values, self.directions, history.last
+                self.learner.scheduler, history.last, always, split or "train"
             )
         if history.is_within_epoch:
             for clock in (history, self.health, self.observer):
                 clock.leave_out(time.perf_counter() - began)
         is_kept = history.note_evaluation(position.epoch, position.step)
         self._is_at_best = is_kept and history.bests[0]["step"] == position.step
-        if not self._draws_best:
-            self.observer.end_evaluation(split, is_last=self.is_done)
-        self.record.best()
+        if split is not None:
+            if not self._draws_best:
+                self.observer.end_evaluation(split, is_last=self.is_done)
+            self.record.best()
         return is_kept
 
     @contextlib.contextmanager
@@ -370,18 +376,23 @@ class Run:
             yield
         load_task_state(self.learner.task, [task], self.worker.device)
 
-    def _look(self, split: str) -> Averages:
+    def _look(self, split: str, left_out: Sequence[str] = ()) -> Averages:
         """Return the averages of a split, and have the observer see it."""
-        loader = self.data.val if split == "val" else self.data.test
+        loader = self.data.evaluated(split)
         assert loader is not None
         review = self.observer.review()
-        batches = build.evaluation_batches(loader, split, self.worker, self.beat)
+        now = self.position.progress(is_evaluation=True, left_out=tuple(left_out))
+        batches = build.evaluation_batches(loader, split, self.worker, self.beat, now)
         batches = self._batch_checks.of_evaluation(batches)
-        return evaluate(self.learner, batches, self.worker.device, review)
+        return evaluate(self.learner, batches, self.worker.device, review, left_out)
 
-    def _evaluate(self, split: str) -> Averages:
-        began = time.perf_counter()
-        values = self._look(split)
+    def _evaluate(self, split: str) -> None:
+        began, rare = time.perf_counter(), list[str]()
+        if split == self.config.eval_split:  # each is measured by the test
+            rare = [name for name, n in self.every.items() if self.history.evaluations % n]
+        for name in rare:  # else an older value would pass for new
+            self.history.last.pop(tags.metric(name, split), None)
+        values = self._look(split, rare)
         self.history.eval_s += time.perf_counter() - began
         self.record.log(
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
@@ -389,12 +400,11 @@ class Run:
         if split == self.config.eval_split:
             self.early_stop.look(self.history.last, self.position.step)
         self._call_back("on_evaluation_end", split)
-        return values
 
-    def _call_back(self, moment: str, split: str) -> None:
+    def _call_back(self, moment: str, split: str | None) -> None:
         """Call a method of each callback; of a sharded model a collective."""
         model = self.learner.strategy.whole(self.learner.evaluated)
-        self.callbacks.call(moment, model, self.record, split)
+        self.callbacks.call(moment, model, self.record, split or "")
 
     def _save(
         self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
@@ -464,7 +474,8 @@ class Run:
 
         They are also drawn, where the run's end is drawn and the last evaluation was not the best.
         """
-        split, draws = self.config.eval_split, self._draws_best
+        split = self.config.eval_split
+        draws = split is not None and self._draws_best
         tests = split != "test" and self.data.test is not None
         if not self._is_at_best and (tests or draws):
             self.snapshot.load_best(self.paths.best)

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+import expt
 from expt.data import indexing
 from expt.data.seeding import seeded
 from scripts.documents.following import ROOT
@@ -362,6 +363,56 @@ def two_tower(own: Own, folder: Path) -> Curves:
     return {"loss": losses}
 
 
+def distillation(own: Own, folder: Path) -> Curves:
+    """With the divergence from the teacher's probabilities by hand."""
+    images, labels = digits()
+    words = as_typed(DIGITS + " model.hidden=[5] max_steps=3 batch_size=12 world_size=1")
+    assert run(*words, "hydra.run.dir=teacher", cwd=folder).returncode == 0
+    teacher = expt.load(folder / "teacher")
+    model = first(folder, own["Student"], 1, (8, 8), 10, 4)
+
+    def loss(at: list[int]) -> Tensor:
+        outputs = model(images[at])
+        wanted = torch.softmax(teacher(images[at]).detach() / 4, 1)
+        divergence = wanted * (wanted.log() - torch.log_softmax(outputs / 4, 1))
+        hard = functional.cross_entropy(outputs, labels[at])
+        return 0.9 * 16 * divergence.sum(1).mean() + 0.1 * hard
+
+    steps = (batch for _, batch in order(len(labels), limit=SIZE))
+    return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
+
+
+def reinforce(own: Own, folder: Path) -> Curves:
+    """Episode after episode, each ended where the pole falls."""
+    model = first(folder, own["Policy"], 4)
+
+    def episode(seed: int) -> tuple[Tensor, int]:
+        drawn = torch.rand(4 + 9, generator=torch.Generator().manual_seed(seed))
+        state, kept = drawn[:4] / 10 - 0.05, list[tuple[Tensor, Tensor]]()
+        for uniform in drawn[4:]:
+            if abs(state[0]) >= 2.4 or abs(state[2]) >= 0.2095:
+                break
+            *logits, expected = model(state)
+            likely = torch.sigmoid(logits[1] - logits[0])
+            right = bool(likely > uniform)
+            kept.append((torch.log(likely if right else 1 - likely), expected))
+            state = own["push"](state[None], torch.tensor([right]))[0]
+        total, found = torch.zeros(()), 0.0
+        for chosen, expected in reversed(kept):
+            found = 0.1 + 0.9 * found
+            gain = found - expected
+            total = total + gain**2 / 2 - gain.detach() * chosen
+        return total, len(kept)
+
+    def loss(seeds: list[int]) -> Tensor:
+        totals, steps = zip(*map(episode, seeds), strict=True)
+        return torch.stack(totals).sum() / sum(steps)
+
+    places = torch.arange(2 * EPOCHS * BATCH).split(BATCH)
+    steps = [[indexing.mix(SEED, 0, at) for at in each.tolist()] for each in places]
+    return {"loss": descend(optim.Adam(model.parameters(), 0.01), steps, loss)}
+
+
 SMALL: dict[Callable[[Own, Path], Curves], str] = {
     mnist: DIGITS + " model.width=4 model.dropout=0",
     airbench: DIGITS
@@ -385,6 +436,9 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     time_series: "model.width=6 dataset.size=12 dataset.length=30 optimizer.max_iter=4",
     two_tower: """dataset.users=8 dataset.items=12 dataset.each=5 model.width=4
         scheduler=constant""",
+    distillation: DIGITS + " model.width=4",
+    reinforce: """model.width=4 task.length=9 task.discount=0.9 epoch_steps=2 dataset.val=3
+        early_stop=null""",
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
 }
 """What is typed for each, so that a loop takes no time: a very small model, and few samples."""

@@ -357,7 +357,8 @@ def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, 
     watching = scheduled(config, optimizer)
     for epoch in range(1, 5):
         seen = {"loss": 1 / epoch, "accuracy": epoch / 10, **value}
-        advance_after_evaluation(watching, seen, {"loss": "min", "accuracy": "max"}, {})
+        measured = {f"{name}/val": number for name, number in seen.items()}
+        advance_after_evaluation(watching, measured, {"loss": "min", "accuracy": "max"}, "val")
         found.append(optimizer.param_groups[0]["lr"])
     assert found == [PEAK, PEAK, PEAK / 2, PEAK / 2]
 
@@ -383,9 +384,8 @@ def test_a_plateau_of_any_metric_drops_every_group_to_its_own_floor() -> None:
     watching = scheduled(config, optimizer, better=better)
     found = []
     for f1 in (0.5, 0.55, 0.6, 0.6, 0.9, 0.9, 0.9):  # 0.6 is no more than min_delta above the first
-        advance_after_evaluation(
-            watching, {"loss": -f1}, better, {"loss/val": 0.0, "f1/train": f1, "f1/val": -f1}
-        )
+        measured = {"loss/val": -f1, "f1/train": f1, "f1/val": -f1}
+        advance_after_evaluation(watching, measured, better, "val")
         found.append([group["lr"] / PEAK for group in optimizer.param_groups])
     factors = [1, 1, 0.5, 0.5, 0.5, 0.5, 0.4]
     assert found == [[pytest.approx(factor), pytest.approx(factor / 1e9)] for factor in factors]

@@ -20,11 +20,13 @@ from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.data.kinds.custom import Custom
+from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
+from expt.training.learner import Position
 from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
@@ -542,10 +544,12 @@ def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None
     """Of three workers, each with thirty samples in batches of ten."""
     monkeypatch.setattr("time.perf_counter", iter([0.0, 2.0]).__next__)
     monkeypatch.setattr(evaluation, "evaluate", lambda learner, batches, device: list(batches))
-    loader = SimpleNamespace(size=90, evaluation=lambda: [SimpleNamespace(size=10)] * 3)
+    batch = Batch(torch.zeros(10), None, 10)
+    loader = SimpleNamespace(size=90, evaluation=lambda: [batch] * 3)
     run: Any = SimpleNamespace(
-        data=SimpleNamespace(val=loader),
+        data=SimpleNamespace(evaluated={"val": loader}.get),
         config=SimpleNamespace(eval_split="val"),
+        position=Position(1, 1),
         worker=SimpleNamespace(world_size=3, device=None),
         learner=None,
         beat=lambda: None,

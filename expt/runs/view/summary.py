@@ -69,8 +69,9 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     trained_s = sum(result.get("epoch_s") or [0])
     say(console, field("trained", f"{trained_s:.1f} s by {_where(result)}, {speed}"))
     if best := result.get("best"):
-        value = decimals(best["value"])
-        say(console, field("best", f"{best['metric']} {value} {_when(result, best)}"))
+        told = f"{best['metric']} {decimals(best['value'])} {_when(result, best)}"
+        unjudged = "the last checkpoint, as nothing was evaluated"
+        say(console, field("best", told if _eval_split(result) else unjudged))
     if stopped := result.get("stopped_early"):
         why = f"{_when(result, stopped)}: {stopped['reason']}"
         say(console, field("stopped", f"{why}; to continue: {longer}"))
@@ -140,10 +141,15 @@ def logdir(folder: Path) -> Path:
 def _epoch_of(split: str, result: Record) -> str:
     """Return the epoch of the last numbers; those of a test at the end are of the best one."""
     last, best = whole_epochs(result), result.get("best")
-    each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
+    each_epoch = split != "test" or _eval_split(result) in ("test", None)
     if each_epoch or not best:
         return f"{last}, the last"
     return f"{_moment(result, best).removeprefix('epoch ')}, the best"
+
+
+def _eval_split(result: Record) -> str | None:
+    split: str | None = (result.get("config") or {}).get("eval_split", "val")
+    return split
 
 
 def epochs_done(result: Record) -> str:

@@ -1,0 +1,89 @@
+"""A trained network that computes for a task or a model, and is not trained itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from expt.data.loading import leaves
+from expt.errors import ConfigError
+from expt.inference.load import located, read, read_weights, rebuilt
+from expt.models.partial_load import load_all, weights_in
+from expt.runs.named_checkpoint import weights_named
+from expt.runs.result import Record
+
+_made = list["weakref.ref[Frozen]"]()
+
+
+class Frozen:
+    """A trained network that no step changes: a teacher, or one whose features are compared.
+
+    An argument of a custom task or model is one in YAML, and is called like a module:
+
+        _target_: distill.Distilled
+        teacher: {_target_: expt.Frozen, weights: outputs/teacher}
+
+    `weights` names a run (`RUN` is its best checkpoint, `RUN@last` the last) or a file, as the key
+    `weights` does. A `model` of another class takes weights of those names; a file that is of no
+    run needs it.
+
+    The network is in evaluation mode, and its weights need no gradients, which reach its inputs all
+    the same. It is no part of the model: no optimizer, checkpoint or other worker gets it. Their
+    digest is a part of the run's identity. Training reads the weights before the first step; an
+    evaluation, a prediction or `expt.load` only where the network is called.
+    """
+
+    def __init__(self, weights: str, model: nn.Module | None = None) -> None:
+        self.weights, self.model = weights, model
+        self._is_read = False
+        _made.append(weakref.ref(self))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the network."""
+        if not self._is_read:
+            device = next((one.device for one in leaves((args, kwargs))), torch.device("cpu"))
+            self.place(*self.find(), device)
+        assert self.model
+        return self.model(*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> Frozen:
+        """Return the same, which nothing changes."""
+        return self
+
+    def find(self) -> tuple[Record, Path]:
+        """Return the record of the run, if it is of one, and the file. Raises ConfigError."""
+        file, run = weights_named(self.weights)
+        if self.model is not None:
+            return Record(), file
+        if run is None:
+            raise ConfigError(f"weights={self.weights}: is of no run; give its `model`, a _target_")
+        return located(run, file.stem)
+
+    def place(
+        self,
+        record: Record,
+        file: Path,
+        device: torch.device,
+        reading: Callable[[Callable[[], Any]], Any] = lambda read: read(),
+    ) -> None:
+        """Load the weights, which `reading` gets from a function, and move them to the device."""
+        if self.model is None:
+            state: Mapping[str, Any] = reading(lambda: read(file))
+            self.model = rebuilt(record, state, device).model
+        else:
+            content = reading(lambda: read_weights(file, self.weights))
+            found = weights_in(content, self.model.state_dict().keys())
+            load_all(self.model, found[0].state if found else {})
+        self.model.to(device).eval().requires_grad_(False)
+        self._is_read = True
+
+
+def unread() -> list[Frozen]:
+    """Return those whose weights nobody has read, in the order in which they were made."""
+    alive = [one for each in _made if (one := each()) is not None]
+    return [one for one in alive if not one._is_read]

@@ -1,0 +1,158 @@
+"""A network that is not trained: read once, part of the identity, and of nothing else."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import expt
+from expt.errors import ConfigError
+from tests.facade import Patch, RunFolder, as_typed, run, same
+
+OWN = """
+import expt
+from torch import nn
+from torch.nn import functional
+
+class Distilled(expt.Task):
+    def __init__(self, teacher, always=False):
+        self.teacher, self.always = teacher, always
+    def training_loss(self, outputs, batch):
+        error = (outputs - self.teacher(batch.inputs)).square().sum()
+        return error + self.loss(outputs, batch)[0], len(outputs)
+    def loss(self, outputs, batch):
+        loss = functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        return loss + (self.teacher(batch.inputs).sum() if self.always else 0), len(outputs)
+
+class Both(nn.Module):
+    def __init__(self, num_classes, teacher):
+        super().__init__()
+        self.layer, self.teacher = nn.Linear(num_classes, num_classes), teacher
+    def forward(self, images):
+        return self.layer(self.teacher(images))
+"""
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+SMALL = as_typed("dataset.train_limit=64 batch_size=32 world_size=1 tensorboard.images=false")
+STUDENT = (
+    *("~task", "+task={_target_: own.Distilled, teacher: {_target_: expt.Frozen, weights: RUN}}"),
+    *("model.hidden=[4]", "objective=loss/val", "epochs=2", "checkpoint.every_steps=1", *SMALL),
+)
+Typed = Callable[..., RunFolder]
+
+
+def words(weights: str, *more: str) -> list[str]:
+    return [*(word.replace("RUN", weights) for word in STUDENT), *more]
+
+
+@pytest.fixture
+def typed_run(tmp_path: Path) -> Typed:
+    """A command that trains in tmp_path; there are a teacher, and custom classes."""
+    (tmp_path / "own.py").write_text(OWN)
+
+    def train(name: str, *words: str, **extra: str) -> RunFolder:
+        done = run(*words, f"hydra.run.dir={name}", cwd=tmp_path, **extra)
+        assert done.returncode == 0, done.stderr
+        return RunFolder(tmp_path / name)
+
+    train("teacher", "model.hidden=[5]", "max_steps=2", *SMALL)
+    return train
+
+
+def test_it_is_in_no_checkpoint_and_the_student_needs_it_in_training_only(
+    typed_run: Typed, tmp_path: Path
+) -> None:
+    student = typed_run("student", *words("teacher"))
+    state = student.state("best")
+    assert {tuple(one.shape) for one in state["model"].values()} == {(4, 64), (4,), (10, 4), (10,)}
+    assert len(state["optimizer"]["param_groups"][0]["params"]) == 4
+    again = typed_run("again", *words("teacher"), "max_restarts=1", EXPT_FAULT="0:3:kill:once")
+    assert again.points == student.points
+    assert same(again.state()["model"], student.state()["model"])
+    (tmp_path / "teacher").rename(tmp_path / "moved")
+    measured = run("evaluate", "student", cwd=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    assert expt.load(tmp_path / "student")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    assert run("predict", "student", "--split", "test", cwd=tmp_path).returncode == 0
+    moved = typed_run("moved_student", *words("moved"))
+    assert moved.result["identity"] == student.result["identity"]
+    assert moved.points == student.points
+
+
+def test_another_teacher_makes_another_run(typed_run: Typed, tmp_path: Path) -> None:
+    student = typed_run("student", *words("teacher"))
+    shutil.rmtree(tmp_path / "teacher")
+    typed_run("teacher", "model.hidden=[5]", "max_steps=3", *SMALL)
+    other = typed_run("other", *words("teacher"))
+    assert other.result["identity"] != student.result["identity"]
+    assert other.points != student.points
+    refused = run(
+        *words("teacher", "epochs=3"), "resume=student", "hydra.run.dir=more", cwd=tmp_path
+    )
+    assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
+
+
+def test_where_the_loss_calls_it_an_evaluation_needs_it(typed_run: Typed, tmp_path: Path) -> None:
+    typed_run("student", *words("teacher", "+task.always=true"))
+    assert run("evaluate", "student", cwd=tmp_path).returncode == 0
+    shutil.rmtree(tmp_path / "teacher")
+    measured = run("evaluate", "student", cwd=tmp_path)
+    assert measured.returncode == 2
+    assert "weights=teacher" in measured.stderr
+    assert "Traceback" not in measured.stderr
+
+
+def test_it_may_be_part_of_a_model_or_of_a_file(
+    typed_run: Typed, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    (tmp_path / "net.py").write_text(NET)
+    teacher = "{_target_: expt.Frozen, weights: own.pt, model: {_target_: net.Net}}"
+    model = f"+model={{_target_: own.Both, teacher: {teacher}}}"
+    done = typed_run("student", "~model", model, "world_size=2", "epochs=1", *SMALL)
+    assert {*done.state()["model"]} == {"layer.weight", "layer.bias"}
+    loaded = expt.load(tmp_path / "student")
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(loaded(images), loaded.model.layer(own(images)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "key"),
+    [("missing", "task.teacher.weights=missing"), ("broken", "task.teacher.weights=broken")],
+)
+def test_one_that_is_missing_or_damaged_is_refused(
+    weights: str, key: str, typed_run: Typed, tmp_path: Path
+) -> None:
+    shutil.copytree(tmp_path / "teacher", tmp_path / "broken")
+    for file in (tmp_path / "broken/checkpoints").iterdir():
+        content = bytearray(file.read_bytes())
+        content[-40] ^= 1
+        file.unlink()
+        file.write_bytes(bytes(content))
+    refused = run(*words(weights), "hydra.run.dir=student", cwd=tmp_path)
+    assert refused.returncode == 2, refused.stderr
+    assert key in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "student").exists()
+
+
+def test_gradients_reach_its_inputs_only(typed_run: Typed, tmp_path: Path) -> None:
+    frozen = expt.Frozen(str(tmp_path / "teacher"))
+    images = torch.rand(2, 1, 8, 8, requires_grad=True)
+    frozen(images).sum().backward()
+    assert images.grad is not None
+    assert frozen.model is not None
+    assert not any(one.requires_grad for one in frozen.model.parameters())
+    assert not frozen.model.training
+    with pytest.raises(ConfigError):
+        expt.Frozen(str(tmp_path / "missing"))(images)
