@@ -132,9 +132,9 @@ class HuggingFaceModel:
     path: Annotated[Name, Key(result="none")]
     revision: Annotated[Name | None, Key(result="none")] = None
     pretrained: bool = True
-    config: Annotated[dict[str, Any], Key(example="model.config={attention_dropout: 0.0}")] = (
-        dataclasses.field(default_factory=dict)
-    )
+    config: Annotated[
+        dict[str, Any] | None, Key(example="'model.config={hidden_dropout_prob: 0.0}'")
+    ] = None
     lora: Lora = dataclasses.field(default_factory=Lora)
 
     @property

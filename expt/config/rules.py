@@ -276,7 +276,8 @@ def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
     gives, wanted = getattr(config.model, "EACH", ()), config.task.takes.each
     is_offered = issubclass(config.task.takes, config.dataset.OFFERS)
     if gives and wanted and wanted not in gives and is_offered:
-        why = f"gives outputs for each {' or '.join(gives)}, and task={config.task.name} for each {wanted}"
+        each = " or ".join(gives)
+        why = f"gives outputs for each {each}, and task={config.task.name} for each {wanted}"
         models = groups.GROUPS["model"].items()
         names = [name for name, cls in models if wanted in getattr(cls, "EACH", ())]
         yield "model", why, f"use model={' or '.join(names)}, or a custom one"

@@ -131,10 +131,11 @@ def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[s
             " transformers does not have; give another, or update transformers"
         )
     own = transformers.CONFIG_MAPPING[kind].from_dict(dict(base["config"]))
-    if unknown := [key for key in config.config if not hasattr(own, key)]:
+    changed = config.config or {}
+    if unknown := [key for key in changed if not hasattr(own, key)]:
         hint = did_you_mean(unknown[0], own.to_dict())
         raise ConfigError(f"model.config.{unknown[0]}: {kind} has no such entry.{hint}")
-    own.update(config.config)
+    own.update(changed)
     vocabulary, known = features.shapes.get("vocab_size", 0), getattr(own, "vocab_size", None)
     if known is not None and vocabulary > known:
         raise ConfigError(

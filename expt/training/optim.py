@@ -336,7 +336,7 @@ def lr_factor(
 
 
 def _warmup_of(config: groups.Linear, total_steps: int) -> int:
-    """Return the steps of the warm-up; a fraction is of all steps, rounded up as in transformers."""
+    """Return the steps of the warm-up; a fraction of all is rounded up, as in transformers."""
     share = config.warmup_steps
     return math.ceil(share * total_steps) if share < 1 else int(share)
 
