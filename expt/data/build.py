@@ -145,6 +145,7 @@ def build(
         shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
+        lengths=None if source.lengths is None else source.lengths[train_idx],
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
         mixing=mixing_of(source, mixup, cutmix),
     )
