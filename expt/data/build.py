@@ -65,7 +65,7 @@ class Data:
 
     info: DataInfo
     example: tuple[Any, Any]
-    """inputs and targets of one sample, zeros on the device"""
+    """inputs and targets of one sample, zeros on the device (of a text the mask is 1)"""
     train: Loader
     val: Loader | None
     test: Loader | None
@@ -140,12 +140,13 @@ def build(
         warn_of_samples(dataset, source, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
     in_order = as_evaluated(dataset, in_order)
+    lengths = None if source.lengths is None else source.lengths[train_idx]
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
-        lengths=None if source.lengths is None else source.lengths[train_idx],
+        lengths=lengths if getattr(dataset, "group_by_length", False) else None,
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
         mixing=mixing_of(source, mixup, cutmix),
     )
@@ -159,13 +160,27 @@ def build(
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
+    if lengths is not None and given.shard.rank == 0:
+        source = with_padding(source, lengths, to_train)
     return Data(
         info=_info(source, train_idx, train, val, test),
-        example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
+        example=mapped(lambda one: one.to(given.device), source.example),
         train=train,
         val=val,
         test=test,
     )
+
+
+def with_padding(source: Source, lengths: Tensor, options: LoaderOptions) -> Source:
+    """Return a source of texts that says how much of the first epoch is padding."""
+    order = indexing.permutation(len(lengths), options.seed, epoch=1)
+    grouped = indexing.by_length(order, lengths, options.batch_size, options.seed, epoch=1)
+    inputs: Any = dataclasses.replace(
+        source.features.inputs,  # type: ignore[call-arg]
+        padding=tuple(indexing.padding(x, lengths, options.batch_size) for x in (order, grouped)),
+        is_grouped=options.lengths is not None,
+    )
+    return dataclasses.replace(source, features=source.features._replace(inputs=inputs))
 
 
 def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:

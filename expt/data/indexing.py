@@ -94,18 +94,18 @@ def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
 def by_length(order: Tensor, lengths: Tensor, batch_size: int, seed: int, epoch: int) -> Tensor:
     """Return an order in which the samples of a batch have similar `lengths` [size].
 
-    As by Hugging Face's LengthGroupedSampler samples are sorted among those of up to 50 batches; the
-    batches come in a drawn order, and samples within one, too. The last stays if it is smaller.
+    As by Hugging Face's LengthGroupedSampler, samples are sorted among those of up to 50 batches.
+    The batches come in a drawn order, and their samples, too; a smaller one stays the last.
     """
     number = len(order) // batch_size
     drawn = torch.Generator().manual_seed(mix(_LENGTH_SEED, seed, epoch))
-    whole, at_once = order[: number * batch_size], max(1, min(number // 4, 50)) * batch_size
-    some = [each[lengths[each].argsort(descending=True)] for each in whole.split(at_once)]
-    batches = torch.cat(some).view(number, batch_size) if some else whole.view(0, batch_size)
-    batches = batches[torch.randperm(number, generator=drawn)]
+    whole, rest = order[: number * batch_size], order[number * batch_size :]
+    some = whole.split(max(1, min(number // 4, 50)) * batch_size)
+    found = [each[lengths[each].argsort(descending=True, stable=True)] for each in some]
+    batches = torch.cat(found).view(number, batch_size)[torch.randperm(number, generator=drawn)]
     # Else each worker's share would be longer than the next one's.
     batches = batches[:, torch.randperm(batch_size, generator=drawn)]
-    return torch.cat([batches.flatten(), order[number * batch_size :]])
+    return torch.cat([batches.flatten(), rest])
 
 
 def padding(order: Tensor, lengths: Tensor, batch_size: int) -> float:

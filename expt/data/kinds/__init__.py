@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Name, Positive
 from expt.config.kinds import Augment
+from expt.data import tokenizer
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import ROLES, Anything, Classes, Feature, Features, Mask, Tokens
@@ -104,6 +105,9 @@ class DatasetConfig:
         """Return whether the tokens of texts are targets, too."""
         role, _ = self.texts
         return role in ("prompt", "messages") or bool(role and issubclass(task.takes, Tokens))
+
+    def keep(self, folder: Path) -> None:
+        """Copy the tokenizer of texts into a folder of the run."""
 
     @property
     def counted_as(self) -> Mapping[str, str]:
@@ -236,6 +240,10 @@ class OfTexts(DatasetConfig):
             if any(getattr(self, key) is not None for key in keys):
                 return role, tuple(filter(None, (getattr(self, key) for key in keys)))
         return "", ()
+
+    def keep(self, folder: Path) -> None:
+        if self.texts[1]:
+            tokenizer.keep(str(self.tokenizer), folder)
 
     def problems_of_texts(self, task: Any) -> list[str]:
         """Return contradictions of the keys of texts and the task, one line each."""
