@@ -169,15 +169,15 @@ def _source(
         encoded=rows.encoded,
         left_out=rows.left_out,
     )
-    feature = (
-        takes.of_columns(rows.target_names, scales)
-        if not rows.class_names
-        else Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-    )
     if read := rows.read:
         inputs = read.feature
-        feature = Tokens(**inputs.shapes) if len(read.counted) else feature
         more |= {"lengths": torch.from_numpy(read.lengths[train]), "notes": read.notes}
+    if read and len(read.counted):
+        feature = Tokens(**inputs.shapes)
+    elif rows.class_names:
+        feature = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
+    else:
+        feature = takes.of_columns(rows.target_names, scales)
     return Source(
         features=Features(inputs, feature),
         example=_held(rows, np.arange(1), device).example,

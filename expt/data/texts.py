@@ -22,7 +22,7 @@ from expt.data.overlap import Digests
 from expt.data.table_files import Table
 from expt.data.tokenizer import Tokenizer, fingerprint
 from expt.errors import DataError
-from expt.features import NO_TARGET, Text
+from expt.features import NO_TARGET, Feature, Text
 from expt.late import pa
 
 EVAL_TOKENS = 2**15
@@ -32,6 +32,8 @@ _AT_A_TIME = 1000
 _SHORT = 8
 """Tokens of a text below which equal ones are no copies."""
 _COPIES = 8
+_OWN = itertools.count()
+"""Digests of texts that equal no other."""
 
 
 class Texts(NamedTuple):
@@ -59,9 +61,8 @@ class Texts(NamedTuple):
 
     def digests(self, index: np.ndarray) -> Digests:
         """Return the digests of texts; those of a few tokens may be equal by chance."""
-        own = itertools.count()
         found = [
-            hash(each.tobytes()) if len(each) >= _SHORT else next(own)
+            hash(each.tobytes()) if len(each) >= _SHORT else next(_OWN)
             for each in self.of(self.ids, index)
         ]
         return Digests(np.array(found, np.int64).astype(np.uint64), most=_COPIES)
@@ -84,7 +85,8 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
     def mapped(folder: Path) -> Texts:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         ids, counted = (_mapped(folder / each, about[each]) for each in ("ids", "counted"))
-        feature = Text(names=columns, role=role, tokenizer=name, digest=own, **about["feature"])
+        known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
+        feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
         return Texts(feature, ids, counted, np.load(folder / "ends.npy"), about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
@@ -160,8 +162,9 @@ def padded(
     for row, each in enumerate(ids):
         tokens[row, : len(each)] = each
         mask[row, : len(each)] = 1
-    for row, (each, counts) in enumerate(zip(ids, counted, strict=False)):
-        following[row, : len(each) - 1] = np.where(counts, each, NO_TARGET)[1:]
+    for row, counts in enumerate(counted):
+        number = len(counts)
+        following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
     inputs = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
     return inputs, torch.from_numpy(following)
 

@@ -104,7 +104,9 @@ class DatasetConfig:
     def is_causal(self, task: Any) -> bool:
         """Return whether the tokens of texts are targets, too."""
         role, _ = self.texts
-        return role in ("prompt", "messages") or bool(role and issubclass(task.takes, Tokens))
+        return role in ("prompt", "messages") or (
+            role != "" and task is not None and task.takes is Tokens
+        )
 
     def keep(self, folder: Path) -> None:
         """Copy the tokenizer of texts into a folder of the run."""

@@ -49,7 +49,7 @@ _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[dat
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(kinds.OfTexts, kinds.Images):
+class HuggingFace(kinds.Images, kinds.OfTexts):
     """Images by the name of their column; rows of numbers, by a list of columns; or texts."""
 
     name: Literal["huggingface"]

@@ -116,7 +116,7 @@ class _Table(DatasetConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Table(OfTexts, _Table):
+class Table(_Table, OfTexts):
     """A custom table."""
 
     name: Literal["table"]
