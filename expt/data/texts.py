@@ -164,7 +164,7 @@ def padded(
         mask[row, : len(each)] = 1
     for row, counts in enumerate(counted):
         number = len(counts)
-        following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
+        following[row, : max(0, number - 1)] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
     inputs = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
     return inputs, torch.from_numpy(following)
 
