@@ -151,9 +151,8 @@ class SweepFolder:
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.
         """
-        key = repr(
-            (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
-        )
+        begins = config.weights, getattr(config.model, "files", None), config.fork, config.resume
+        key = repr((config.dataset, own_code.targets(config), *begins))
         if key not in self._contents:
             before = lineage.record_to_continue(config)
             content = content_of(config, before)

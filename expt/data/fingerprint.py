@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from expt import progress
 from expt.config import own_code
+from expt.config.groups import HuggingFaceModel
 from expt.config.identity import Content, Identity
 from expt.config.schema import RunConfig
 from expt.data.checksums import of_content
@@ -46,7 +47,26 @@ def content_of(config: RunConfig, before: Record | None = None) -> Content:
     made = (before or {}).get("content")
     weights = _of_weights(config) if made is None else made.get("weights")
     code = own_code.fingerprint(own_code.targets(config))
-    return {"data": data, "code": code, **({"weights": weights} if weights else {})}
+    base = _of_base(config, before or {})
+    more: Content = {"weights": weights, "base": base}
+    return {"data": data, "code": code, **{part: one for part, one in more.items() if one}}  # type: ignore[typeddict-item]
+
+
+def published(model: HuggingFaceModel) -> str:
+    """Return the digest of a published model's files. Raise ConfigError where there are none."""
+    from expt.models import published_files  # late: other models have none
+
+    return of_content(published_files.counted(model), "published")
+
+
+def _of_base(config: RunConfig, before: Record) -> str | None:
+    """Return the digest of the published model, or the one of the run that has its weights."""
+    if not isinstance(config.model, HuggingFaceModel):
+        return None
+    then, made = before.get("config", {}).get("model", {}), before.get("content", Content())
+    if made.get("base") and then.get("path") == config.model.path and not config.model.needs_base:
+        return made["base"]
+    return published(config.model)
 
 
 def _of_weights(config: RunConfig) -> str | None:
@@ -71,6 +91,7 @@ def refuse_changed(request: RunRequest) -> None:
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}
+    kinds["base"] = "published model's files"
     if changed := [name for part, name in kinds.items() if now.get(part) != then.get(part)]:
         raise RunFailed(
             f"the {changed[0]} changed after the command was typed; type it again, for another run"

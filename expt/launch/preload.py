@@ -92,3 +92,10 @@ def for_sharding() -> None:
 
     # imports torch._dynamo, by which fully_shard keeps its hooks from being compiled
     torch.compiler.reset()
+
+
+def for_transformers() -> None:
+    """Load the modules of every model of transformers: else each worker would, in 5 seconds."""
+    import transformers
+
+    _ = transformers.AutoModelForCausalLM, transformers.PreTrainedModel  # imported as they are used

@@ -187,6 +187,11 @@ def _refuse(source: Source, request: RunRequest) -> None:
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {instead}"
         )
+    if made.get("base") != content.get("base"):
+        raise ConfigError(
+            f"model.path={config.model.path}: its files are not those that {found.run} began from;"  # type: ignore[union-attr]
+            " give these, or start a new run"
+        )
     if made.get("code") != content.get("code") or own_code.changed(record):
         _refuse_other_code(source, request)
 
