@@ -14,38 +14,26 @@ from typing import Any, NamedTuple
 
 from expt.data.checksums import of_files
 from expt.errors import ConfigError, DataError, first_line, require
+from expt.models.published_files import fetched, is_name
 
 _FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "*.model", "*.tiktoken", "config.json",
+    "chat_template*", "*.model", "*.spm", "*.tiktoken", "config.json",
 )  # fmt: skip
 """The files of a model's folder that a tokenizer may read."""
 _MOST = 1 << 20
 """Beyond it the limit of a tokenizer is the number that stands for none."""
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # of a name it takes a request
 def folder_of(name: str) -> Path:
-    """Return a folder, or that of a model on the Hub, fetched if it is not in the Hub's cache.
-
-    Raise DataError where it holds no tokenizer.
-    """
-    why, folder = "holds no tokenizer", Path(name)
-    if not folder.is_dir():
-        require(f"dataset.tokenizer={name}", "huggingface_hub", extra="transformers")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        fetch: Any = importlib.import_module("huggingface_hub").snapshot_download
-        why = "is no folder, and no model in the Hub's cache"
-        for is_local in (True, False):
-            try:
-                folder = Path(fetch(name, allow_patterns=[*_FILES], local_files_only=is_local))
-            except Exception as error:  # of the network, of the name
-                why = f"{why.partition(' (')[0]} ({first_line(error)})"
-                continue
-            if _files(folder):
-                break
+    """Return a folder, or that of a name on the hub. Raise DataError where it has no tokenizer."""
+    folder, at = Path(name), f"dataset.tokenizer={name}"
+    if not folder.is_dir() and is_name(name):
+        require(at, "transformers", extra="transformers")
+        folder = fetched(at, name, None, *_FILES)
     if not _files(folder):
-        raise DataError(f"dataset.tokenizer={name}: {why}; give the folder of one")
+        raise DataError(f"{at}: holds no tokenizer; give a folder that save_pretrained has written")
     return folder
 
 
@@ -59,11 +47,6 @@ def fingerprint(name: str) -> str:
     """Return a digest of a tokenizer's files."""
     folder = folder_of(name)
     return of_files(folder, _files(folder))
-
-
-def with_tokenizer(content: str, dataset: Any) -> str:
-    """Return the digest `content` of a configured dataset's files with that of its tokenizer."""
-    return f"{content}-{fingerprint(dataset.tokenizer)}" if dataset.texts[1] else content
 
 
 def keep(name: str, folder: Path) -> None:

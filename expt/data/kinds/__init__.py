@@ -17,7 +17,6 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Name, Positive
 from expt.config.kinds import Augment
-from expt.data import tokenizer
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import ROLES, Anything, Classes, Feature, Features, Mask, Tokens
@@ -245,7 +244,16 @@ class OfTexts(DatasetConfig):
 
     def keep(self, folder: Path) -> None:
         if self.texts[1]:
+            from expt.data import tokenizer  # late: most datasets have no texts
+
             tokenizer.keep(str(self.tokenizer), folder)
+
+    def with_tokenizer(self, content: str) -> str:
+        """Return the digest `content` of the dataset's files with that of its tokenizer."""
+        from expt.data import tokenizer
+
+        own = tokenizer.fingerprint(str(self.tokenizer)) if self.texts[1] else ""
+        return f"{content}-{own}" if own else content
 
     def problems_of_texts(self, task: Any) -> list[str]:
         """Return contradictions of the keys of texts and the task, one line each."""

@@ -33,7 +33,6 @@ from expt.data.image_files import (
 )
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
 from expt.data.rows import Wanted, cached_rows, rows_of
-from expt.data.tokenizer import with_tokenizer
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
 from expt.late import np, torch
@@ -116,7 +115,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return names
 
     def fingerprint(self) -> str:
-        return with_tokenizer(self._content(), self)
+        return self.with_tokenizer(self._content())
 
     def _content(self) -> str:
         return of_files(Path(self.path), self.names())

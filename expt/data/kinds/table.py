@@ -25,7 +25,6 @@ from expt.data.kinds import (
 )
 from expt.data.rows import Rows, Wanted, features_word, load
 from expt.data.table_files import files_of, fingerprint, open_table
-from expt.data.tokenizer import with_tokenizer
 from expt.errors import listed
 from expt.features import Anything, Classes, Features, Labels, Numbers, Tokens
 
@@ -139,7 +138,7 @@ class Table(_Table, OfTexts):
         return found + problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
-        return with_tokenizer(fingerprint(Path(self.path)), self)
+        return self.with_tokenizer(fingerprint(Path(self.path)))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
