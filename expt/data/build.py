@@ -140,13 +140,11 @@ def build(
         warn_of_samples(dataset, source, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
     in_order = as_evaluated(dataset, in_order)
-    lengths = None if source.lengths is None else source.lengths[train_idx]
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
-        balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
-        lengths=lengths if getattr(dataset, "group_by_length", False) else None,
+        **drawn_by(dataset, source, train_idx),
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
         mixing=mixing_of(source, mixup, cutmix),
     )
@@ -160,10 +158,8 @@ def build(
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
-    if lengths is not None and given.shard.rank == 0:
-        source = with_padding(source, lengths, to_train)
     return Data(
-        info=_info(source, train_idx, train, val, test),
+        info=_info(source, train_idx, to_train, train, val, test),
         example=mapped(lambda one: one.to(given.device), source.example),
         train=train,
         val=val,
@@ -171,16 +167,22 @@ def build(
     )
 
 
-def with_padding(source: Source, lengths: Tensor, options: LoaderOptions) -> Source:
-    """Return a source of texts that says how much of the first epoch is padding."""
-    order = indexing.permutation(len(lengths), options.seed, epoch=1)
-    grouped = indexing.by_length(order, lengths, options.batch_size, options.seed, epoch=1)
-    inputs: Any = dataclasses.replace(
-        source.features.inputs,  # type: ignore[call-arg]
-        padding=tuple(indexing.padding(x, lengths, options.batch_size) for x in (order, grouped)),
-        is_grouped=options.lengths is not None,
-    )
-    return dataclasses.replace(source, features=source.features._replace(inputs=inputs))
+def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Tensor | None]:
+    """Return the classes or the lengths of training samples by which their order is drawn."""
+    groups = source.lengths is not None and getattr(dataset, "group_by_length", False)
+    return {
+        "balanced": known_classes(dataset, source)[train] if dataset.sampling else None,
+        "lengths": source.lengths[train] if groups else None,  # type: ignore[index]
+    }
+
+
+def with_padding(text: Any, lengths: Tensor, options: LoaderOptions) -> Any:
+    """Return the feature of texts, and how much of the first epoch is padding."""
+    size, seed = options.batch_size, options.seed
+    order = indexing.permutation(len(lengths), seed, epoch=1)
+    grouped = indexing.by_length(order, lengths, size, seed, epoch=1)
+    shares = tuple(indexing.padding(each, lengths, size) for each in (order, grouped))
+    return dataclasses.replace(text, padding=shares, is_grouped=options.lengths is not None)
 
 
 def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
@@ -270,9 +272,17 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
 
 
 def _info(
-    source: Source, chosen: Tensor, train: Loader, val: Loader | None, test: Loader | None
+    source: Source,
+    chosen: Tensor,
+    options: LoaderOptions,
+    train: Loader,
+    val: Loader | None,
+    test: Loader | None,
 ) -> DataInfo:
     features, counts = source.features, list[int]()
+    if source.lengths is not None and options.shard.rank == 0:
+        inputs = with_padding(features.inputs, source.lengths[chosen], options)
+        features = features._replace(inputs=inputs)
     if (classes := source.counted) is not None:
         number = features.shapes["num_classes"]
         counts = classes[chosen].bincount(minlength=number).tolist()

@@ -250,7 +250,7 @@ def _load_files(dataset: HuggingFace, folder: str) -> tuple[Mapping[str, Any], S
     # The name of a folder is taken for a pattern, but not where README.md is looked for.
     place = {"data_dir": os.path.relpath(pattern, folder)} if pattern != folder else {}
     # The library itself takes a file for unchanged by its time.
-    copies = cache_dir() / "huggingface" / digest((dataset.fingerprint(), repr(dataset.splits)))
+    copies = cache_dir() / "huggingface" / digest((dataset.content(), repr(dataset.splits)))
     builder = _library().load_dataset_builder(folder, cache_dir=str(copies), **place)
     files = builder.config.data_files
     names = [name for part in dataset.splits or () for name in PARTS[part]]

@@ -45,7 +45,7 @@ class Texts(NamedTuple):
     counted: np.ndarray
     """1 for each token that is to be predicted; empty where targets are others."""
     ends: np.ndarray
-    """Where each ends, int64 [N]."""
+    """The end of each among these, int64 [N]."""
     notes: Sequence[str] = ()
 
     @property
@@ -170,7 +170,7 @@ def padded(
 
 
 class PaddedTexts(Held):
-    """Some texts, of which each batch is as long as its longest."""
+    """Some texts; each batch is as long as its longest."""
 
     def __init__(self, texts: Texts, index: np.ndarray, targets: Tensor) -> None:
         """Take the `targets` of the texts at `index`, unless they are tokens."""

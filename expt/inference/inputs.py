@@ -1,7 +1,7 @@
 """The inputs of a run's model, from files or from values in a program, as its dataset gave them.
 
-`inputs_of` chooses once, by the recorded feature: pictures, rows of tables, texts, or samples of
-any kind. Free of torch until something is computed.
+They are pictures, rows of tables, a plain text, or samples of any kind; `by_feature` chooses. Free
+of torch until something is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from expt.data.columns import Column, base, read_as_known, text_of, texts_of, un
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
-from expt.features import NO_TARGET, Columns, Feature, Features, Image, Text, Tokens
+from expt.features import NO_TARGET, Columns, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
 from expt.late import np, pa, torch
@@ -391,7 +391,7 @@ class Rows(Inputs):
         own = new_names(others, ("path", "row"))
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
-            values, wrong, unknown = read_as_known(columns, self.feature.encoded)
+            values, wrong, unknown = self._read(columns)
             values = values[:, order]
             for name, counted in unknown.items():
                 new[name] += counted
@@ -405,10 +405,17 @@ class Rows(Inputs):
                     for at in good
                 ]
                 why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
-                yield Piece(about, values[good], [f"{path}: {each}" for each in why])
+                yield self._piece(about, values[good], [f"{path}: {each}" for each in why])
             done += batch.num_rows
         for name, counted in new.items():
             warn(f"{path}: {unknown_texts(name, counted, counted.total())}")
+
+    def _read(self, columns: Mapping[str, Any]) -> Any:
+        """Return new rows [N, K], why some can't be used, and unknown texts."""
+        return read_as_known(columns, self.feature.encoded)
+
+    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str]) -> Piece:
+        return Piece(about, rows, skipped)
 
 
 class Texts(Inputs):
@@ -444,104 +451,8 @@ class Texts(Inputs):
             yield Piece(about, pad(inputs, batch_first=True), targets=wanted)
 
 
-class TextRows(Inputs):
-    """Texts by themselves, or those of a table's columns by name."""
-
-    noun, suffixes, below = "text", SUFFIXES, SUFFIXES
-    feature: Text
-    _taken: Sequence[str] = ()
-
-    @functools.cached_property
-    def _encode(self) -> Callable[[Sequence[Sequence[Any]]], Any]:
-        """A function that returns the inputs and the following tokens of rows, given by column."""
-        from expt.data import texts
-        from expt.data.tokenizer import Tokenizer
-
-        one, is_causal = self.feature, isinstance(self.targets, Tokens)
-        about = {"is_causal": is_causal, "max_tokens": one.max_tokens}
-        tokenizer = Tokenizer(one.tokenizer, one.role, **about)
-
-        def encode(columns: Sequence[Sequence[Any]]) -> Any:
-            found = tokenizer.encode(columns)
-            return texts.padded(found.ids, found.counted, one.pad_id)
-
-        return encode
-
-    def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
-        """Return the batch of texts, or of what `pieces` gives."""
-        if isinstance(samples, Mapping):
-            return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
-        several = [samples] if isinstance(samples, str) else [*samples]
-        if len(self.feature.names) > 1:  # prompts alone, or with responses
-            pairs = [(each, "") if isinstance(each, str) else each for each in several]
-            return self(self._encode([*zip(*pairs, strict=True)])[0])
-        is_one = several and isinstance(several[0], Mapping)  # a conversation
-        return self(self._encode([[several] if is_one else several])[0])
-
-    def take(self, texts: Sequence[str]) -> None:
-        if self.feature.role != "text":
-            names = ", ".join(self.feature.names)
-            raise ConfigError(f"--text: give a table with {names}, which the model takes")
-        self._taken = texts
-
-    def _open(self, path: str) -> Table:
-        table = open_table(Path(path))
-        if missing := next((x for x in self.feature.names if x not in table.names), None):
-            raise ConfigError(
-                f"{path}: has no column {missing}, which the model takes; it has"
-                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
-            )
-        return table
-
-    @property
-    def size(self) -> int | None:
-        sizes = [one.size for one in self._opened]
-        return len(self._taken) or (sum(sizes) if all(sizes) else None)
-
-    def pieces(self, size: int) -> Iterator[Piece]:
-        """Yield texts with the other columns of their table, such as an ID."""
-        if self._taken:
-            yield self._piece([{"text": each} for each in self._taken], [self._taken])
-        from expt.data.texts import cells_of
-
-        names = self.feature.names
-        for path, table in zip(self.files, self._opened, strict=True):
-            others = [x for x in table.names if x not in (*names, *self.targets.columns)]
-            own, row = new_names(others, ("path", "row")), 1
-            for whole in table.batches([*names, *others]):
-                for start in range(0, whole.num_rows, size):
-                    batch = whole.slice(start, size)
-                    columns = [cells_of(batch.column(name), name) for name in names]
-                    cells = {own[x]: texts_of(batch.column(x)) for x in others}
-                    rows = range(row, row + batch.num_rows)
-                    about = [
-                        {"path": path, "row": at, **{x: cells[x][at - row] for x in cells}}
-                        for at in rows
-                    ]
-                    row = rows.stop
-                    yield self._piece(about, columns)
-
-    def _piece(self, about: Sequence[Any], columns: Sequence[Sequence[Any]]) -> Piece:
-        inputs, following = self._encode(columns)
-        is_causal = isinstance(self.targets, Tokens)
-        return Piece(about, inputs, targets=following if is_causal else None)
-
-
 def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
     if len(tokens) == 1:  # no token follows
         yield np.array([tokens[0], NO_TARGET])
     for start in range(0, len(tokens) - 1, context):
         yield tokens[start : start + context + 1].astype(np.int64)
-
-
-_BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {
-    Image: Pictures,
-    Columns: Rows,
-    Tokens: Texts,
-    Text: TextRows,
-}
-
-
-def inputs_of(dataset: DatasetConfig, features: Features, device: Any = "cpu") -> Inputs:
-    """Return the inputs of a run's model, by its dataset and the features in its record."""
-    return _BY_FEATURE.get(type(features.inputs), Inputs)(dataset, features, device)

@@ -12,7 +12,7 @@ from expt.config.schema import RunConfig
 from expt.data.image_files import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature, Features
-from expt.inference.inputs import inputs_of
+from expt.inference.by_feature import inputs_of
 from expt.runs.named_checkpoint import trained_run
 from expt.runs.tags import SPLITS
 

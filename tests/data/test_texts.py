@@ -165,6 +165,31 @@ def test_conversations_go_through_the_tokenizers_own_template(
         assert ids.count(own.bos_token_id) == 1
 
 
+def test_a_hugging_face_dataset_has_texts_too(tmp_path: Path, bert: Path, causal: Path) -> None:
+    hf: Any = importlib.import_module("datasets")
+    names, texts = ["no", "yes"], [*some_texts(12), ""]
+    columns = {"text": texts, "label": [place % 2 for place in range(13)]}
+    label = hf.ClassLabel(names=names)
+    own = hf.Dataset.from_dict(columns).cast_column("label", label)
+    hf.DatasetDict(train=own, validation=own.select(range(4))).save_to_disk(tmp_path / "saved")
+    words = "dataset=huggingface dataset.path=x dataset.text=text dataset.tokenizer=x"
+    none = {"val_fraction": 0.0, "tokenizer": str(bert)}
+    data = facade.built(dataset(words, path=str(tmp_path / "saved"), **none), CLASS)
+    rows = [(text, names[place % 2]) for place, text in enumerate(texts)]
+    table = of(write_csv(tmp_path / "t.csv", ["text", "y"], rows), bert)
+    both = [[*built.train.evaluation()] for built in (data, facade.built(table, CLASS))]
+    assert all(facade.same([*a], [*b]) for a, b in zip(*both, strict=True))
+    assert data.info.features.targets.names == ("no", "yes")
+    assert data.info.val_size == 4
+    said = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
+    (tmp_path / "jsonl").mkdir()
+    line = json.dumps({"chat": said, "other": 1})
+    (tmp_path / "jsonl" / "train.jsonl").write_text(f"{line}\n" * 3)
+    more = {"path": str(tmp_path / "jsonl"), "text": None, "messages": "chat"}
+    chats = dataset(words, **more, **{**none, "tokenizer": str(causal)})
+    assert read(facade.built(chats, CAUSAL))[2] == ([1, 4, 5, 2], [NO_TARGET, 5, 2, NO_TARGET])
+
+
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
 def test_a_template_that_marks_no_responses_is_refused(
     tmp_path: Path, template: str | None

@@ -115,9 +115,10 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return names
 
     def fingerprint(self) -> str:
-        return self.with_tokenizer(self._content())
+        return self.with_tokenizer(self.content())
 
-    def _content(self) -> str:
+    def content(self) -> str:
+        """Return a digest of the files, without the tokenizer's."""
         return of_files(Path(self.path), self.names())
 
     def may_validate(self) -> bool:
@@ -155,7 +156,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         learns = how.trained_on is None
         place = str(Path(self.path).resolve())
         words = digest((place, repr(columns), str(learns), repr(self.splits)))
-        opened, content = functools.partial(SplitTable, self, how.task, learns), self._content()
+        opened, content = functools.partial(SplitTable, self, how.task, learns), self.content()
         rows = cached_rows(f"rows-{words}.{content}", lambda file: opened().read(columns, file))
         if columns.texts:
             from expt.data import texts
