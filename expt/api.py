@@ -147,6 +147,7 @@ def predict(
     amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
     top: int | None = None,
     trust_code: bool = False,
+    texts: Sequence[str] = (),
 ) -> Predictions:
     """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
@@ -167,6 +168,7 @@ def predict(
         amp=amp,
         top=top,
         trust_code=trust_code,
+        texts=texts,
     )
     from expt.inference.predict import Predictor  # late: torch
 

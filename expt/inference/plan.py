@@ -12,7 +12,7 @@ from expt.config.schema import RunConfig
 from expt.data.image_files import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature, Features
-from expt.inference.inputs import inputs_of
+from expt.inference.by_feature import inputs_of
 from expt.runs.named_checkpoint import trained_run
 from expt.runs.tags import SPLITS
 
@@ -31,6 +31,7 @@ class Plan:
         device: str = "auto",
         amp: Any = "recorded",
         top: int | None = None,
+        texts: Sequence[str] = (),
         trust_code: bool = False,
     ) -> None:
         """Raise ConfigError for no run, and for samples that it does not take."""
@@ -40,14 +41,16 @@ class Plan:
         self.config: RunConfig = recorded(self.record["config"])
         self.data: dict[str, Any] = self.record["data"]
         self.features = Features.read(self.data)
-        self._check(paths)
+        self._check([*paths, *texts])
         form = self.config.task.outputs(self.features.targets)
         self.form: Feature = form if top is None else form.likeliest(top)
         self.inputs = inputs_of(self.config.dataset, self.features)
+        if texts:
+            self.inputs.take(texts)
         if paths:
             self.inputs.open(paths)
 
-    def _check(self, paths: Sequence[Path]) -> None:
+    def _check(self, paths: Sequence[object]) -> None:
         split = self.split
         if bool(paths) == bool(split):
             raise ConfigError(

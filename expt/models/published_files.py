@@ -30,10 +30,12 @@ def folder_of(config: HuggingFaceModel) -> Path:
     packages = ("transformers", "peft") if config.lora.rank else ("transformers",)
     require(f"model={config.name}", *packages, extra="transformers")
     folder = Path(config.path).expanduser()
-    if not folder.is_dir() and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", config.path):
-        folder = _fetched(config, *_OTHERS, *(_WEIGHTS[:1] if config.pretrained else ()))
+    at = f"model.path={config.path}"
+    if not folder.is_dir() and is_name(config.path):
+        named = at, config.path, config.revision
+        folder = fetched(*named, *_OTHERS, *(_WEIGHTS[:1] if config.pretrained else ()))
         if config.pretrained and not _weights_in(folder):
-            folder = _fetched(config, *_OTHERS, _WEIGHTS[1])
+            folder = fetched(*named, *_OTHERS, _WEIGHTS[1])
     if not (folder / CONFIG).is_file():
         problem = f"has no {CONFIG}" if folder.is_dir() else "is no folder"
         raise ConfigError(
@@ -53,21 +55,27 @@ def _weights_in(folder: Path) -> list[Path]:
     return next(filter(None, found), [])
 
 
-def _fetched(config: HuggingFaceModel, *patterns: str) -> Path:
-    """Return the folder of a name on the hub, whose files lie in its cache, or are fetched."""
+def is_name(path: str) -> bool:
+    """Return whether it can be a name on the hub."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path) is not None
+
+
+def fetched(at: str, name: str, revision: str | None, *patterns: str) -> Path:
+    """Return the folder of a name on the hub, whose files lie in its cache, or are fetched.
+
+    Raise ConfigError where they can't be, which begins with `at`.
+    """
     from huggingface_hub import snapshot_download  # late: comes with transformers
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     try:
         with impatient():
-            found: str = snapshot_download(
-                config.path, revision=config.revision, allow_patterns=[*patterns]
-            )
+            found: str = snapshot_download(name, revision=revision, allow_patterns=[*patterns])
     except Exception as error:  # many classes, of several libraries
         raise ConfigError(
-            f"model.path={config.path}: is no folder, and can't be fetched from the Hugging Face"
-            f" hub ({secrets.said(error)}); give a folder that save_pretrained has written"
+            f"{at}: is no folder, and can't be fetched from the Hugging Face hub"
+            f" ({secrets.said(error)}); give a folder that save_pretrained has written"
         ) from error
     return Path(found)
 

@@ -80,6 +80,7 @@ class Attempt:
             ) from None
         self.paths.write_hydra(self.request.hydra)
         kept_code.keep(self.request.config, self.paths.code)
+        self.request.config.dataset.keep(self.paths.tokenizer)
         classes = own_code.targets(self.request.config)
         own_code.check_caches(own_code.own_modules(classes).values())
         if source is None:

@@ -110,6 +110,8 @@ class RunPaths:
     """A folder for each later evaluation of its weights, with files named as a run's."""
     code = _Place("code")
     """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
+    tokenizer = _Place("tokenizer")
+    """The files of the tokenizer of its texts."""
     trace = _Place("trace.json.gz")
     """The trace of a few steps by torch.profiler, for Perfetto."""
     operators = _Place("operators.txt")
