@@ -86,7 +86,7 @@ def build(
     """
     _refuse_inputs(example)
     try:
-        with _quiet():
+        with quiet():
             base = base or published_files.described(config)
             own = _configuration(config, features, base)
             model, drawn = _built(config, own, features, fetch=fetch)
@@ -245,7 +245,7 @@ def _refuse_foresight(config: HuggingFaceModel, module: HuggingFace, own: Any) -
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the bars and logs of transformers; what matters is said by expt."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
