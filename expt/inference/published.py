@@ -1,4 +1,4 @@
-"""A run's model as a folder for transformers and peft, compared with the model before it is there."""
+"""A run's model as a folder for transformers or peft, which is compared before it is there."""
 
 from __future__ import annotations
 
