@@ -128,8 +128,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         if key in HOW or key.startswith("task."):
             node = with_value(node, key.split("."), value)
     config = parsed(node, machine.detect(), problems_of=rules.unmeasurable)
-    made: Content = {"base": record.get("content", {}).get("base")}
-    content = content_of(config, {"config": record["config"], "content": made})
+    content = content_of(config, begins=False)
     own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)

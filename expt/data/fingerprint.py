@@ -16,7 +16,7 @@ from expt.machine import usable_cpus
 from expt.runs import lineage
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import Record
 
 
@@ -31,10 +31,11 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
 
 @progress.phase("looking at the dataset's files")
-def content_of(config: RunConfig, before: Record | None = None) -> Content:
+def content_of(config: RunConfig, before: Record | None = None, *, begins: bool = True) -> Content:
     """Return the digests of files; those that were not read before are read.
 
-    A run that continues that of the record `before` has the first weights of that one. Raise
+    A run that continues that of the record `before` has the first weights of that one, and what
+    `begins` nowhere, as an evaluation, has no published model. Raise
     DataError where files cannot be read, or are another known dataset's; ConfigError where the
     weights are not there.
     """
@@ -47,7 +48,7 @@ def content_of(config: RunConfig, before: Record | None = None) -> Content:
     made = (before or {}).get("content")
     weights = _of_weights(config) if made is None else made.get("weights")
     code = own_code.fingerprint(own_code.targets(config))
-    base = _of_base(config, before or {})
+    base = _of_base(config, before or {}) if begins else None
     more: Content = {"weights": weights, "base": base}
     return {"data": data, "code": code, **{part: one for part, one in more.items() if one}}  # type: ignore[typeddict-item]
 
@@ -87,7 +88,8 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, lineage.record_to_continue(config, request.paths))
+    before = lineage.record_to_continue(config, request.paths)
+    now = content_of(config, before, begins=not isinstance(request.instead, Evaluation))
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}

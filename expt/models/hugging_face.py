@@ -40,7 +40,7 @@ class HuggingFace(nn.Module):
         self.model = model
         self.base = base
         """The record of the published model; see published_files.described."""
-        self.drawn = tuple(drawn)
+        self.drawn = sorted(drawn)
         """The names of weights that its files lack."""
         self.fixed = tuple(f"model.{name}" for name in fixed)
         """The names of weights that stay as published, which `state_dict` leaves out."""
@@ -86,7 +86,7 @@ def build(
     """
     _refuse_inputs(example)
     try:
-        with _quiet():
+        with quiet():
             base = base or published_files.described(config)
             own = _configuration(config, features, base)
             model, drawn = _built(config, own, features, fetch=fetch)
@@ -114,7 +114,7 @@ def _named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _refuse_inputs(example: Any) -> None:
     is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
-    if not is_tokens and not (isinstance(example, Mapping) and example):
+    if example is not None and not is_tokens and not isinstance(example, Mapping):
         raise ConfigError(
             "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
             " dataset gives others; name its column of texts by dataset.text"
@@ -245,7 +245,7 @@ def _refuse_foresight(config: HuggingFaceModel, module: HuggingFace, own: Any) -
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the bars and logs of transformers; what matters is said by expt."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
