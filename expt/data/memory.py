@@ -173,7 +173,7 @@ def _source(
         inputs = read.feature
         more |= {"lengths": torch.from_numpy(read.lengths[train]), "notes": read.notes}
     if read and len(read.counted):
-        feature = Tokens(**inputs.shapes)
+        feature = Tokens(vocab_size=read.feature.vocab_size, context=0)
     elif rows.class_names:
         feature = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
     else:

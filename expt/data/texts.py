@@ -44,20 +44,19 @@ class Texts(NamedTuple):
     """The tokens of all, one text after the other."""
     counted: np.ndarray
     """1 for each token that is to be predicted; empty where targets are others."""
-    ends: np.ndarray
-    """The end of each among these, int64 [N]."""
+    bounds: np.ndarray
+    """The places where each begins and ends among these, int64 [N + 1]."""
     notes: Sequence[str] = ()
 
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each, int64 [N]."""
-        return np.diff(self.ends, prepend=0)
+        return np.diff(self.bounds)
 
     def of(self, values: np.ndarray, index: np.ndarray) -> list[np.ndarray]:
         """Return those of `ids` or `counted` for each text at `index`."""
-        stops = self.ends[index].tolist()
-        starts = (self.ends[index] - self.lengths[index]).tolist()
-        return [values[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
+        return [values[start:stop] for start, stop in pairs]
 
     def digests(self, index: np.ndarray) -> Digests:
         """Return the digests of texts; those of a few tokens may be equal by chance."""
@@ -84,10 +83,10 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
 
     def mapped(folder: Path) -> Texts:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        ids, counted = (_mapped(folder / each, about[each]) for each in ("ids", "counted"))
+        ids, counted = _mapped(folder / "ids", about["kind"]), _mapped(folder / "counted", "u1")
         known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
         feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
-        return Texts(feature, ids, counted, np.load(folder / "ends.npy"), about["notes"])
+        return Texts(feature, ids, counted, np.load(folder / "bounds.npy"), about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
         return found
@@ -135,10 +134,10 @@ def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path
         )
     if silent == len(lengths):
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    np.save(folder / "ends.npy", np.cumsum(lengths, dtype=np.int64))
+    np.save(folder / "bounds.npy", np.cumsum([0, *lengths], dtype=np.int64))
     sizes = min(lengths, default=0), max(lengths, default=0), float(np.mean(lengths or [0]))
     feature = {**reader.sizes, "lengths": sizes, "cut": cut}
-    about = {"ids": kind.str, "counted": "u1", "feature": feature, "notes": notes}
+    about = {"kind": kind.str, "feature": feature, "notes": notes}
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
@@ -155,8 +154,7 @@ def padded(
     ids: Sequence[Any], counted: Sequence[Any], pad_id: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs of some texts [B, T], and the token that follows each, if it counts."""
-    longest = max([1, *map(len, ids)])
-    shape = len(ids), longest
+    shape = len(ids), max(map(len, ids))
     tokens, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
     following = np.full(shape, NO_TARGET, np.int64)
     for row, each in enumerate(ids):
@@ -164,7 +162,7 @@ def padded(
         mask[row, : len(each)] = 1
     for row, counts in enumerate(counted):
         number = len(counts)
-        following[row, : max(0, number - 1)] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
+        following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
     inputs = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
     return inputs, torch.from_numpy(following)
 
@@ -182,14 +180,14 @@ class PaddedTexts(Held):
     @property
     def example(self) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs and targets of the longest text, all zeros, but not masked."""
-        tokens = torch.zeros(max(1, self._texts.feature.lengths[1]), dtype=torch.int64)
+        tokens = torch.zeros(self._texts.feature.lengths[1], dtype=torch.int64)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return inputs, tokens if len(self._texts.counted) else torch.zeros_like(self._targets[0])
 
     def evaluated_at_once(self, options: LoaderOptions) -> int:
         """See Held."""
         share = options.batch_size // options.shard.world_size
-        longest = max(1, self._texts.feature.lengths[1])
+        longest = self._texts.feature.lengths[1]
         return options.eval_batch_size or max(share, EVAL_TOKENS // longest, 1)
 
     def gather(self, indices: Tensor) -> tuple[Any, Tensor]:

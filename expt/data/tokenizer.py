@@ -99,8 +99,6 @@ class Tokenizer:
         make = {"prompt": self._responses, "messages": self._conversations}.get(self._role)
         try:
             ids, counted = (make or self._texts)(*columns)
-        except ConfigError:
-            raise
         except Exception as error:  # of a template, or of Rust
             raise DataError(f"{self._at}: cannot read the texts ({first_line(error)})") from error
         most = self.max_tokens
@@ -110,7 +108,8 @@ class Tokenizer:
                 ids[at], counted[at] = ids[at][:most], counted[at][:most]
             else:  # special tokens at the end stay
                 (ids[at],) = self._ids([columns[0][at]], truncation=True, max_length=most)
-        return Encoded(ids, counted, len(cut))
+        whole = [each or [self.sizes["pad_id"]] for each in ids]  # attention needs a token
+        return Encoded(whole, [each or [0] for each in counted], len(cut))
 
     def _ids(self, texts: Sequence[str], **how: Any) -> list[list[int]]:
         only = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}

@@ -111,8 +111,9 @@ class Tokens(Feature):
 
     @property
     def shapes(self) -> Mapping[str, Any]:
-        """Both."""
-        return {"vocab_size": self.vocab_size, "context": self.context}
+        """Both; no length of texts that have any."""
+        sizes = {"vocab_size": self.vocab_size, "context": self.context}
+        return {name: size for name, size in sizes.items() if size}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
         return torch.randint(self.vocab_size, (number, self.context), generator=generator)
@@ -202,6 +203,10 @@ class Text(Feature):
     def drawn(self, number: int, generator: Generator) -> Any:
         ids = torch.randint(self.vocab_size, (number, _DRAWN), generator=generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def differing(self, other: Feature) -> Iterator[str]:
+        if isinstance(other, Text) and other.digest != self.digest:
+            yield "were trained with another tokenizer"
 
     def fit(self, trained: Feature, label: str) -> tuple[Sequence[int] | None, str]:
         if getattr(trained, "digest", self.digest) != self.digest:

@@ -201,6 +201,17 @@ def test_a_template_that_marks_no_responses_is_refused(
         facade.built(spoken(path, own, "chat"), CAUSAL)
 
 
+def test_a_text_without_a_token_is_not_masked_wholly(tmp_path: Path, causal: Path) -> None:
+    own = json.loads((causal / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**own, "post_processor": None}))
+    config = (causal / "tokenizer_config.json").read_text()
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    path = write_csv(tmp_path / "t.csv", ["text", "y"], [("", 0), ("w1 w2", 1)])
+    inputs, _ = read_tensors(facade.built(of(path, tmp_path), NUMBER))
+    assert inputs["input_ids"].tolist() == [[2, 2], [4, 5]]
+    assert inputs["attention_mask"].tolist() == [[1, 0], [1, 1]]
+
+
 @pytest.mark.parametrize(("size", "batch"), [(100, 8), (96, 8), (7, 8), (3, 1), (4000, 16)])
 def test_an_order_by_lengths_has_each_sample_once(size: int, batch: int) -> None:
     lengths = torch.tensor([len(text.split()) for text in some_texts(size)])

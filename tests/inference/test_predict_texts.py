@@ -51,6 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def words(place: Path, monkeypatch: Patch) -> str:
     monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
     given = f"dataset=table dataset.path={place / 't.csv'} dataset.text=said dataset.targets=kind"
     return f"{given} dataset.tokenizer={place / 'bert'} +model._target_=bags.Bag {MODEL}"
 
