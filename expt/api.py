@@ -154,6 +154,7 @@ def predict(
     top: int | None = None,
     flips: bool = False,
     trust_code: bool = False,
+    texts: Sequence[str] = (),
 ) -> Predictions:
     """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
@@ -175,6 +176,7 @@ def predict(
         amp=amp,
         top=top,
         trust_code=trust_code,
+        texts=texts,
     )
     from expt.inference.predict import Predictor  # late: torch
 

@@ -128,7 +128,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         if key in HOW or key.startswith("task."):
             node = with_value(node, key.split("."), value)
     config = parsed(node, machine.detect(), problems_of=rules.unmeasurable)
-    content = content_of(config, learns=False)
+    content = content_of(config, begins=False)
     own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from expt import machine
 from expt.command import terminal
@@ -16,14 +17,16 @@ from expt.runs.view.text import Console, elapsed, say, shown_path
 
 ABOUT = """\
 Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's
-(.pt2). It takes batches of any size. The file is written only if its outputs equal the model's on
-samples of the run's dataset."""
+(.pt2). It takes batches of any size. A model of transformers becomes a folder for from_pretrained,
+with its tokenizer. It is written only if its outputs equal the model's, on samples of the run's
+dataset, or on random tokens."""
 EXAMPLES = """examples
   python -m expt export RUN --format onnx
   python -m expt export RUN --format onnx --preprocess --output digits.onnx
   python -m expt export RUN --format torch_export --which last --batch-size 1
+  python -m expt export RUN --format huggingface --output my-model
 """
-FORMATS = ("torch_export", "onnx")
+FORMATS = ("torch_export", "onnx", "huggingface")
 
 
 @machine.not_world_writable()
@@ -42,6 +45,7 @@ def main(words: Sequence[str]) -> int:
     add("--batch-size", type=positive, metavar="N", help="take batches of this size only [any]")
     about = "include normalising and encoding: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
+    add("--adapters", action="store_true", help="write LoRA's adapters alone, for peft")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")
     asked = parser.parse_args(list(words))
@@ -50,34 +54,44 @@ def main(words: Sequence[str]) -> int:
     file = _file(run, asked.format, asked.output, force=asked.force)
     if not asked.tolerance > 0:
         raise ConfigError(f"--tolerance {asked.tolerance:g}: give a number above 0")
+    of_files = {"--batch-size": asked.batch_size, "--preprocess": asked.preprocess}
+    others = of_files if asked.format == "huggingface" else {"--adapters": asked.adapters}
+    if given := next((name for name, value in others.items() if value), None):
+        raise ConfigError(f"{given}: does not go with --format {asked.format}; leave it out")
     if asked.format == "onnx":
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
-    from expt.inference.export import export  # late: it imports torch
-
-    checks = export(
-        run,
-        file,
-        asked.format,
-        which=which,
-        batch_size=asked.batch_size,
-        preprocess=asked.preprocess,
-        tolerance=asked.tolerance,
-        force=asked.force,
-    )
+    common = {"which": which, "tolerance": asked.tolerance, "force": asked.force}
+    checks = _written(run, file, asked, common)
     terminal.put(exported=str(file.absolute()), checks=checks)
     console = Console()
-    size = f"{file.stat().st_size / 1e6:.1f} MB"
+    files = [file, *file.rglob("*")]
+    size = f"{sum(one.stat().st_size for one in files if one.is_file()) / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
     for name, result in checks.items():
         say(console, f"{name:<13}{result}")
     return 0
 
 
+def _written(run: Path, file: Path, asked: Any, common: dict[str, Any]) -> dict[str, str]:
+    """Write the file, or the folder; return the results of the checks."""
+    if asked.format == "huggingface":
+        from expt.inference import published  # late: it imports torch
+
+        return published.export(run, file, adapters=asked.adapters, **common)
+    from expt.inference import export  # late: it imports torch
+
+    sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
+    return export.export(run, file, asked.format, **sizes, **common)
+
+
 def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
-    file = output or RunPaths(run).exported(kind)
-    if file.is_dir() or not file.parent.is_dir():
-        raise ConfigError(f"--output {file}: name a file in a folder that is there")
+    file, is_folder = output or RunPaths(run).exported(kind), kind == "huggingface"
+    if not file.parent.is_dir() or (file.exists() and file.is_dir() != is_folder):
+        what = "folder" if is_folder else "file"
+        raise ConfigError(f"--output {file}: name a {what} in a folder that is there")
+    if is_folder and force and any(file.glob("*")) and not any(file.glob("*config.json")):
+        raise ConfigError(f"--output {file}: holds no model, but other files; name another")
     if file.exists() and not force:
         raise ConfigError(f"{file}: is there already; use --force, or --output FILE")
     return file

@@ -29,6 +29,7 @@ EXAMPLES = f"""what you can give, depending on the run's dataset
   images            pictures, folders with pictures below them, or arrays (.npy, .npz) of images
   a table           {", ".join(SUFFIXES)}, or a .npy of features: columns by name, no targets
   a text            plain texts: how likely each line is
+  texts             tables with the columns of texts, or --text "..."
   custom samples    arrays of samples (.npy, .npz)
 
 what is written
@@ -94,6 +95,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("run", metavar="RUN", help="the run's folder; several, or a sweep: their mean")
     add("paths", nargs="*", metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
+    add("--text", action="append", default=[], dest="texts", help="a text instead of files")
     add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
     add(
         "--template", type=Path, metavar="CSV", help="fill its columns, in its order, into --output"

@@ -123,6 +123,8 @@ def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
         found.append("the dataset's files differ now")
     if before.get("weights") != now.content.get("weights"):
         found.append("weights: the file differs now")
+    if before.get("base") != now.content.get("base"):
+        found.append("model.path: the files differ now")
     code = now.content.get("code")  # without it, an error says so
     if code is not None and (before.get("code") != code or own_code.changed(then)):
         found.append("the source of the run's custom classes differs now")

@@ -207,7 +207,7 @@ class SearchCommand:
             found[short] = f"{short}={typed(then.get(key))} there, {typed(now.get(key))} here"
         before: Mapping[str, Any] = record.get("content", {})
         content: Mapping[str, Any] = known.content
-        names = ("data", "code", "weights")
+        names = ("data", "code", "weights", "base")
         parts = [part for part in names if before.get(part) != content.get(part)]
         if not next(iter(settings), "").startswith("dataset."):  # which would give other data
             found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}

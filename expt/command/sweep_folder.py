@@ -151,9 +151,9 @@ class SweepFolder:
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.
         """
+        begins = config.weights, getattr(config.model, "files", None), config.fork, config.resume
         frozen = [*own_code.frozen_in(plain(config))]
-        more = config.weights, config.fork, config.resume, frozen
-        key = repr((config.dataset, own_code.targets(config), *more))
+        key = repr((config.dataset, own_code.targets(config), *begins, frozen))
         if key not in self._contents:
             before = lineage.record_to_continue(config)
             content = content_of(config, before)

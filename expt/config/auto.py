@@ -32,6 +32,9 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
     filled = _filled_below(
         filled, "scheduler", scheduler if kind(node.get("scheduler")) == "plateau" else {}
     )
+    model = node.get("model")
+    own = model.get("path") if isinstance(model, Mapping) and "_target_" not in model else None
+    filled = _filled_below(filled, "dataset", {"tokenizer": own})
     return _filled_below(_with_size(filled), "tensorboard", {"images": "end"})
 
 

@@ -6,6 +6,7 @@ table.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field
@@ -13,10 +14,12 @@ from pydantic.dataclasses import dataclass
 
 from expt import registry
 from expt.config.constraints import (
+    IS_SET,
     STRICT,
     Count,
     Fraction,
     Key,
+    Name,
     NonNegative,
     Positive,
     Regex,
@@ -27,7 +30,9 @@ from expt.config.constraints import (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLP:
-    EACH: ClassVar[str] = "sample"  # one of those of Feature.each that it gives outputs for
+    EACH: ClassVar[tuple[str, ...]] = (
+        "sample",
+    )  # units of Feature.each, with outputs of their own
     name: Literal["mlp"]
     hidden: tuple[Count, ...]
     dropout: Annotated[Fraction, Key(fork=True)]
@@ -35,7 +40,7 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConvNet:
-    EACH: ClassVar[str] = "sample"
+    EACH: ClassVar[tuple[str, ...]] = ("sample",)
     # measured on a CPU: a tenth faster or more, and a quarter with amp
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["convnet", "paddle_convnet"]
@@ -54,7 +59,7 @@ class ConvNet:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ResNet18:
-    EACH: ClassVar[str] = "sample"
+    EACH: ClassVar[tuple[str, ...]] = ("sample",)
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["resnet18"]
     stem: Literal["auto", "small", "imagenet"]
@@ -67,7 +72,7 @@ class NamedModel:
     It may have no colon, by which timm would read code from elsewhere.
     """
 
-    EACH: ClassVar[str] = "sample"
+    EACH: ClassVar[tuple[str, ...]] = ("sample",)
     name: Literal["torchvision", "timm"]
     arch: Annotated[str, Field(pattern=r"^\w[\w.]*$")]
     pretrained: bool
@@ -88,7 +93,7 @@ TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Transformer:
-    EACH: ClassVar[str] = "token"
+    EACH: ClassVar[tuple[str, ...]] = ("token",)
     name: Literal["transformer"]
     layers: Count
     heads: Count
@@ -105,13 +110,49 @@ class Transformer:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UNet:
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
-    EACH: ClassVar[str] = "pixel"
+    EACH: ClassVar[tuple[str, ...]] = ("pixel",)
     name: Literal["unet"]
     widths: Annotated[tuple[Count, ...], Field(min_length=2)]
     batch_norm: bool
 
 
-Model = MLP | ConvNet | ResNet18 | NamedModel | Transformer | UNet | Target
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Lora:
+    rank: Count | None = None
+    alpha: Annotated[Count, Key(only_if={"model.lora.rank": IS_SET})] = 8
+    dropout: Annotated[Fraction, Key(fork=True, only_if={"model.lora.rank": IS_SET})] = 0.0
+    targets: Annotated[
+        Literal["all-linear"] | tuple[str, ...] | None,
+        Key(only_if={"model.lora.rank": IS_SET}, example="'model.lora.targets=[q_proj,v_proj]'"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HuggingFaceModel:
+    """A model of transformers; the content of its files is part of a run's identity."""
+
+    EACH: ClassVar[tuple[str, ...]] = ("sample", "token")
+    name: Literal["transformers"]
+    path: Annotated[Name, Key(result="none")]
+    revision: Annotated[Name | None, Key(result="none")] = None
+    pretrained: bool = True
+    config: Annotated[
+        dict[str, Any] | None, Key(example="'model.config={hidden_dropout_prob: 0.0}'")
+    ] = None
+    lora: Lora = dataclasses.field(default_factory=Lora)
+
+    @property
+    def files(self) -> tuple[Any, ...]:
+        """The settings on which the files that it is built from depend."""
+        return self.path, self.revision, self.pretrained
+
+    @property
+    def needs_base(self) -> bool:
+        """True if checkpoints lack published weights, which are read again."""
+        return self.pretrained and self.lora.rank is not None
+
+
+Model = MLP | ConvNet | ResNet18 | NamedModel | Transformer | UNet | HuggingFaceModel | Target
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -167,6 +208,13 @@ class Cosine:
     name: Literal["cosine"]
     warmup_epochs: WarmupEpochs
     min_lr: NonNegative
+    epochs: PlanEpochs = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Linear:
+    name: Literal["linear"]
+    warmup_steps: Annotated[Annotated[int, Field(ge=0)] | Fraction, Key(counts="steps")]
     epochs: PlanEpochs = None
 
 
@@ -333,7 +381,7 @@ class OneCycle:
     epochs: PlanEpochs = None
 
 
-Scheduler = Constant | Cosine | Step | OneCycle | Plateau | TargetScheduler
+Scheduler = Constant | Cosine | Linear | Step | OneCycle | Plateau | TargetScheduler
 
 
 GROUPS: dict[str, dict[str, Any]] = {
@@ -351,7 +399,7 @@ def planned_steps(scheduler: Scheduler, *, steps_per_epoch: int, total_steps: in
 
     It may end before or after the run does. Of a custom scheduler nothing is known here.
     """
-    if not isinstance(scheduler, Cosine | OneCycle):
+    if not isinstance(scheduler, Cosine | Linear | OneCycle):
         return None
     if scheduler.epochs is None:
         return total_steps

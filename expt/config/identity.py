@@ -23,7 +23,7 @@ REPEATED = keys.varying("repetition")
 """The keys by which runs differ that measure the same thing again."""
 LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 """The keys by which a run differs from one that continues it."""
-_FILES_OF = {"dataset": "data", "weights": "weights"}
+_FILES_OF = {"dataset": "data", "weights": "weights", "model": "base"}
 """The part of the content that a setting names the files of."""
 
 
@@ -36,8 +36,10 @@ class Content(TypedDict, total=False):
     """The digest of the source of custom classes; see expt.config.own_code."""
     weights: str | None
     """The checksum of the file that the first weights come from."""
-    frozen: str
+    frozen: str | None
     """The digest of the files of frozen networks."""
+    base: str | None
+    """The digest of the files of a published model; see expt.models.published_files."""
     fork: str
     """The checkpoint that a fork begins from, as the identity of its run, @ and the step."""
     seedless_fork: str

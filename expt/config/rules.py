@@ -94,8 +94,7 @@ def _compile(config: RunConfig, machine: Machine) -> Problems:
 
 def _model(config: RunConfig, machine: Machine) -> Problems:
     model = config.model
-    is_loaded = isinstance(model, groups.NamedModel) and model.pretrained
-    if is_loaded and not isinstance(config.init, groups.DefaultInit):
+    if getattr(model, "pretrained", False) and not isinstance(config.init, groups.DefaultInit):
         yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
     if isinstance(model, groups.Transformer):
         if model.width % model.heads:
@@ -279,12 +278,13 @@ def _transforms(config: RunConfig, machine: Machine) -> Problems:
 
 def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
     """Models of tokens, and of a class for each pixel, go with such targets only."""
-    gives, wanted = getattr(config.model, "EACH", ""), config.task.takes.each
+    gives, wanted = getattr(config.model, "EACH", ()), config.task.takes.each
     is_offered = issubclass(config.task.takes, config.dataset.OFFERS)
-    if gives and wanted and gives != wanted and is_offered:
-        why = f"gives outputs for each {gives}, and task={config.task.name} for each {wanted}"
+    if gives and wanted and wanted not in gives and is_offered:
+        each = " or ".join(gives)
+        why = f"gives outputs for each {each}, and task={config.task.name} for each {wanted}"
         models = groups.GROUPS["model"].items()
-        names = [name for name, cls in models if getattr(cls, "EACH", "") == wanted]
+        names = [name for name, cls in models if wanted in getattr(cls, "EACH", ())]
         yield "model", why, f"use model={' or '.join(names)}, or a custom one"
 
 

@@ -65,7 +65,7 @@ class Data:
 
     info: DataInfo
     example: tuple[Any, Any]
-    """inputs and targets of one sample on the device, zeros but for PerSample"""
+    """inputs and targets of one sample on the device, zeros but for PerSample and a text's mask"""
     train: Loader
     val: Loader | None
     test: Loader | None
@@ -154,7 +154,7 @@ def build(
         given,
         shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
-        balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
+        **drawn_by(dataset, source, train_idx),
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
         mixing=mixing_of(source, mixup, cutmix),
     )
@@ -169,12 +169,30 @@ def build(
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
     return Data(
-        info=_info(source, train_idx, train, val, test),
+        info=_info(source, train_idx, to_train, train, val, test),
         example=mapped(lambda one: one.to(given.device), source.example),
         train=train,
         val=val,
         test=test,
     )
+
+
+def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Tensor | None]:
+    """Return the classes or the lengths of training samples by which their order is drawn."""
+    groups = source.lengths is not None and getattr(dataset, "group_by_length", False)
+    return {
+        "balanced": known_classes(dataset, source)[train] if dataset.sampling else None,
+        "lengths": source.lengths[train] if groups else None,  # type: ignore[index]
+    }
+
+
+def with_padding(text: Any, lengths: Tensor, options: LoaderOptions) -> Any:
+    """Return the feature of texts, and how much of the first epoch is padding."""
+    size, seed = options.batch_size, options.seed
+    order = indexing.permutation(len(lengths), seed, epoch=1)
+    grouped = indexing.by_length(order, lengths, size, seed, epoch=1)
+    shares = tuple(indexing.padding(each, lengths, size) for each in (order, grouped))
+    return dataclasses.replace(text, padding=shares, is_grouped=options.lengths is not None)
 
 
 def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
@@ -264,9 +282,17 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
 
 
 def _info(
-    source: Source, chosen: Tensor, train: Loader, val: Loader | None, test: Loader | None
+    source: Source,
+    chosen: Tensor,
+    options: LoaderOptions,
+    train: Loader,
+    val: Loader | None,
+    test: Loader | None,
 ) -> DataInfo:
     features, counts = source.features, list[int]()
+    if source.lengths is not None and options.shard.rank == 0:
+        inputs = with_padding(features.inputs, source.lengths[chosen], options)
+        features = features._replace(inputs=inputs)
     if (classes := source.counted) is not None:
         number = features.shapes["num_classes"]
         counts = classes[chosen].bincount(minlength=number).tolist()

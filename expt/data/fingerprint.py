@@ -8,6 +8,7 @@ from __future__ import annotations
 from expt import progress
 from expt.config import own_code
 from expt.config.constraints import plain
+from expt.config.groups import HuggingFaceModel
 from expt.config.identity import Content, Identity
 from expt.config.schema import RunConfig
 from expt.data.checksums import of_content
@@ -16,7 +17,7 @@ from expt.machine import usable_cpus
 from expt.runs import lineage
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import Record
 
 
@@ -31,12 +32,13 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
 
 @progress.phase("looking at the dataset's files")
-def content_of(config: RunConfig, before: Record | None = None, *, learns: bool = True) -> Content:
+def content_of(config: RunConfig, before: Record | None = None, *, begins: bool = True) -> Content:
     """Return the digests of files; those that were not read before are read.
 
-    A run that continues that of the record `before` has the first weights of that one. Of frozen
-    networks there is a digest only where the run `learns`. Raise DataError where files cannot be
-    read, or are another known dataset's; ConfigError where weights are not there.
+    A run that continues that of the record `before` has the first weights of that one. Without
+    `begins`, as in an evaluation, there are no published model and no frozen networks. Raise
+    DataError where files cannot be read, or are another known dataset's; ConfigError where weights
+    are not there.
     """
     try:
         data = config.dataset.fingerprint()
@@ -47,10 +49,34 @@ def content_of(config: RunConfig, before: Record | None = None, *, learns: bool 
     made = (before or {}).get("content")
     weights = _of_weights(config) if made is None else made.get("weights")
     code = own_code.fingerprint(own_code.targets(config))
-    frozen = [*own_code.frozen_in(plain(config))] if learns else []
-    files = [weights_named(name, key).file for key, name in frozen]
-    found: Content = {"data": data, "code": code, **({"weights": weights} if weights else {})}
-    return {**found, "frozen": of_content(files, "weights")} if files else found
+    more: Content = {"weights": weights}
+    if begins:
+        more |= {"base": _of_base(config, before or {}), "frozen": _of_frozen(config)}
+    return {"data": data, "code": code, **{part: one for part, one in more.items() if one}}  # type: ignore[typeddict-item]
+
+
+def published(model: HuggingFaceModel) -> str:
+    """Return the digest of a published model's files. Raise ConfigError where there are none."""
+    from expt.models import published_files  # late: other models have none
+
+    return of_content(published_files.counted(model), "published")
+
+
+def _of_base(config: RunConfig, before: Record) -> str | None:
+    """Return the digest of the published model, or the one of the run that has its weights."""
+    if not isinstance(config.model, HuggingFaceModel):
+        return None
+    then, made = before.get("config", {}).get("model", {}), before.get("content", Content())
+    if made.get("base") and then.get("path") == config.model.path and not config.model.needs_base:
+        return made["base"]
+    return published(config.model)
+
+
+def _of_frozen(config: RunConfig) -> str | None:
+    """Return the digest of the files of frozen networks; None without such."""
+    named = own_code.frozen_in(plain(config))
+    files = [weights_named(name, key).file for key, name in named]
+    return of_content(files, "weights") if files else None
 
 
 def _of_weights(config: RunConfig) -> str | None:
@@ -71,12 +97,14 @@ def refuse_changed(request: RunRequest) -> None:
     The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    before, learns = lineage.record_to_continue(config, request.paths), request.instead is None
-    now = content_of(config, before, learns=learns)
+    before = lineage.record_to_continue(config, request.paths)
+    begins = not isinstance(request.instead, Evaluation)
+    now = content_of(config, before, begins=begins)
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}
-    kinds |= {"frozen": "frozen networks"} if learns else {}
+    if begins:
+        kinds |= {"base": "published model's files", "frozen": "frozen networks"}
     if changed := [name for part, name in kinds.items() if now.get(part) != then.get(part)]:
         raise RunFailed(
             f"the {changed[0]} changed after the command was typed; type it again, for another run"

@@ -137,7 +137,7 @@ def _unused_files(dataset: HuggingFace, splits: Iterable[Any], files: Sequence[s
     """Return a note on the files that no split has a row of; "" where each has one."""
     if not files:
         return ""
-    used, column = {*files}, names_of(dataset.input)[0]
+    used, column = {*files}, dataset.inputs[0]
     if not dataset.has_rows:
         for split in splits:
             if type(split.features.get(column)).__name__ == "Image":
@@ -154,16 +154,19 @@ def _unused_files(dataset: HuggingFace, splits: Iterable[Any], files: Sequence[s
 
 def _check_columns(splits: dict[str, Any], dataset: HuggingFace, task: Any, learns: bool) -> None:
     """Replace splits by ones whose pictures are images. Raise for columns that do not fit."""
-    columns = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
+    key = "text" if dataset.texts[1] else "input"
+    columns = {key: dataset.inputs}
+    if not dataset.is_causal(task):
+        columns["target"] = names_of(dataset.target)
     if dataset.group and learns:
         columns["group"] = (dataset.group,)
     refuse_twice(columns)
-    pictures = {"input": not dataset.has_rows, "target": task.takes is Mask, "group": False}
+    pictures = {"input": not dataset.has_rows, "target": task.takes is Mask}
     for key, names in columns.items():
         for column, part in itertools.product(names, [*splits]):
             at = f"dataset.{key}={column}: "
-            splits[part] = _checked(splits[part], part, column, at, pictures[key])
-            if key == "target" and part != "train" and not pictures[key]:
+            splits[part] = _checked(splits[part], part, column, at, pictures.get(key, False))
+            if key == "target" and part != "train" and not pictures.get(key):
                 _refuse_unlabelled(splits, part, column, task)
 
 
@@ -250,7 +253,7 @@ def _load_files(dataset: HuggingFace, folder: str) -> tuple[Mapping[str, Any], S
     # The name of a folder is taken for a pattern, but not where README.md is looked for.
     place = {"data_dir": os.path.relpath(pattern, folder)} if pattern != folder else {}
     # The library itself takes a file for unchanged by its time.
-    copies = cache_dir() / "huggingface" / digest((dataset.fingerprint(), repr(dataset.splits)))
+    copies = cache_dir() / "huggingface" / digest((dataset.content(), repr(dataset.splits)))
     builder = _library().load_dataset_builder(folder, cache_dir=str(copies), **place)
     files = builder.config.data_files
     names = [name for part in dataset.splits or () for name in PARTS[part]]
@@ -277,7 +280,7 @@ def _are_plain(builder: Any, files: Sequence[str]) -> bool:
 def _of_texts(dataset: HuggingFace, files: Iterable[object]) -> Any:
     """Return texts as a table has them: for pandas 007 is 7, and a row may have few cells."""
     tables = [open_table(Path(str(file))) for file in files]
-    for table, name in itertools.product(tables, names_of(dataset.input)):
+    for table, name in itertools.product(tables, dataset.inputs):
         if name not in table.names and (fix := table.header_below(name)):
             raise ConfigError(f"dataset.input={name}: {table.path} has no such column.{fix}")
     names = [x for x in tables[0].names if all(x in table.names for table in tables)]

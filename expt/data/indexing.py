@@ -22,6 +22,7 @@ from expt.data.cache import cache_dir
 MANY = 2**20  # samples
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
 _BALANCE_SEED = 20_261_122  # sets the numbers of a balanced order apart from those of a permutation
+_LENGTH_SEED = 20_261_130  # sets the numbers of an order by lengths apart from these
 _TRIED = 200_000
 """Groups that are gone through, in other orders, to come near to the shares of classes."""
 _ORDERS = 20
@@ -88,6 +89,30 @@ def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
         some = indices[torch.randperm(len(indices), generator=drawn)[:rest]]
         chosen += [indices.repeat(rounds), some]
     return torch.cat(chosen)[torch.randperm(len(classes), generator=drawn)]
+
+
+def by_length(order: Tensor, lengths: Tensor, batch_size: int, seed: int, epoch: int) -> Tensor:
+    """Return an order in which the samples of a batch have similar `lengths` [size].
+
+    As by Hugging Face's LengthGroupedSampler, samples are sorted among those of up to 50 batches.
+    The batches come in a drawn order, and their samples, too; a smaller one stays the last.
+    """
+    number = len(order) // batch_size
+    drawn = torch.Generator().manual_seed(mix(_LENGTH_SEED, seed, epoch))
+    whole, rest = order[: number * batch_size], order[number * batch_size :]
+    some = whole.split(max(1, min(number // 4, 50)) * batch_size)
+    found = [each[lengths[each].argsort(descending=True, stable=True)] for each in some]
+    batches = torch.cat(found).view(number, batch_size)[torch.randperm(number, generator=drawn)]
+    # Else each worker's share would be longer than the next one's.
+    batches = batches[:, torch.randperm(batch_size, generator=drawn)]
+    return torch.cat([batches.flatten(), rest])
+
+
+def padding(order: Tensor, lengths: Tensor, batch_size: int) -> float:
+    """Return the share of padding among the tokens of an order's batches."""
+    found = lengths[order]
+    total = sum(int(each.max()) * len(each) for each in found.split(batch_size))
+    return 1 - int(found.sum()) / max(1, total)
 
 
 def times_before(order: Tensor) -> Tensor:

@@ -144,8 +144,12 @@ class Loader:
         if not options.shuffle:
             return self._indices
         if options.balanced is not None:
-            return self._indices[indexing.balanced(options.balanced, options.seed, epoch)]
-        order = indexing.permutation(self.size, options.seed, epoch)
+            order = indexing.balanced(options.balanced, options.seed, epoch)
+        else:
+            order = indexing.permutation(self.size, options.seed, epoch)
+        if options.lengths is not None:
+            about = options.lengths, options.batch_size, options.seed, epoch
+            order = indexing.by_length(order, *about)
         return torch.index_select(self._indices, 0, order, out=indexing.numbers(self.size))
 
     def _pieces(self, skip: int) -> Iterator[indexing.Piece]:

@@ -130,6 +130,8 @@ class LoaderOptions:
     """of training images; an evaluation sees them as they are"""
     balanced: Tensor | None = None
     """the class of each of the split's samples [N], to take each equally often"""
+    lengths: Tensor | None = None
+    """the tokens of each of the split's samples [N], to have batches of similar ones"""
     transforms: Sequence[Callable[[Any], Any]] = ()
     """of each image, one after the other, before `augment`"""
     transforms_key: str = "dataset.transforms"

@@ -17,11 +17,12 @@ from torch import Tensor
 from expt.data import indexing, overlap
 from expt.data.columns import base, filled_gaps, unknown_texts
 from expt.data.loader import Held, Load, loading
-from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
+from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions
 from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
+from expt.data.texts import EVAL_TOKENS, PaddedTexts
 from expt.errors import ConfigError, DataError, did_you_mean
-from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers
+from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers, Text, Tokens
 
 if TYPE_CHECKING:
     from expt.data.kinds import Opening
@@ -39,8 +40,6 @@ Scale: TypeAlias = tuple[float, float]
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 _GPU_EVAL_BATCH = 2048
 """Images that fill a GPU; fewer take as many kernels each time."""
-_EVAL_TOKENS = 2**15
-"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
 _EVAL_TIMES = 8
 """How many images an evaluation has where a step has one, which keeps the outputs of every layer.
 """
@@ -73,6 +72,12 @@ class InMemory(Held):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         inputs, targets = self._here
         return inputs[index].clone(), int(targets[index])
+
+    @property
+    def example(self) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of a sample, all zeros."""
+        inputs, targets = self._here
+        return torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See Held."""
@@ -150,7 +155,7 @@ def _source(
     def part(index: np.ndarray) -> Part:
         @functools.cache  # one for all loaders, made for the first
         def load() -> Load:
-            return loading(InMemory(*_tensors(rows, index), device))
+            return loading(_held(rows, index, device))
 
         return Part(len(index), lambda chosen, how: load()(chosen, how))
 
@@ -162,7 +167,7 @@ def _source(
     if rows.groups is not None:
         groups = {name: torch.from_numpy(rows.groups[index]) for name, index in parts.items()}
     names, scales = rows.feature_names, rows.scales
-    inputs = Columns(
+    inputs: Feature = Columns(
         names=names,
         width=features.number,
         scales={name: scales[name] for name in names if name in scales},
@@ -170,23 +175,35 @@ def _source(
         means=rows.means,
         left_out=rows.left_out,
     )
-    feature = (
-        takes.of_columns(rows.target_names, scales)
-        if not rows.class_names
-        else Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-    )
+    if read := rows.read:
+        inputs = read.feature
+        more |= {"lengths": torch.from_numpy(read.lengths[train]), "notes": read.notes}
+    if read and len(read.counted):
+        feature = Tokens(vocab_size=read.feature.vocab_size, context=0)
+    elif rows.class_names:
+        feature = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
+    else:
+        feature = takes.of_columns(rows.target_names, scales)
     if isinstance(feature, Numbers) and isinstance(rows.targets, Chosen):
         feature = dataclasses.replace(feature, transform=rows.targets.transform or "")
     return Source(
         features=Features(inputs, feature),
-        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
+        example=_held(rows, np.arange(1), device).example,
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
         groups=groups,
-        digests=lambda name: overlap.digests_of_rows(rows, parts[name]),
+        digests=lambda name: (
+            read.digests(parts[name]) if read else overlap.digests_of_rows(rows, parts[name])
+        ),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
-        notes=features.notes,
-        **more,
+        **{"notes": features.notes, **more},
     )
+
+
+def _held(rows: Rows, index: np.ndarray, device: torch.device) -> InMemory | PaddedTexts:
+    features, targets = _tensors(rows, index)
+    if rows.read:
+        return PaddedTexts(rows.read, index, targets)
+    return InMemory(features, targets, device)
 
 
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
@@ -360,12 +377,14 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     A single target may have another name. Rows stay as they are where the run had none: `fit`
     refuses them. Raise ConfigError where a column is missing.
     """
-    if not isinstance(inputs := trained_on.inputs, Columns):
+    inputs = trained_on.inputs
+    if not isinstance(inputs, Columns | Text):
         return rows
+    own = inputs.names if isinstance(inputs, Columns) else ()
     targets = trained_on.targets.columns or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
-    for kind, wanted in (("feature", inputs.names), ("target", targets)):
+    for kind, wanted in (("feature", own), ("target", targets)):
         there = getattr(rows, f"{kind}_names")
         if missing := [name for name in wanted if name not in there]:
             raise ConfigError(
@@ -375,14 +394,16 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
         if kind == "feature" or not rows.class_names:
             values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
-    for name in inputs.names:
+    for name in own:
         if "categories" in inputs.encoded.get(name, {}):
             continue
         if name in rows.texts or (name in rows.gaps and name not in inputs.filled):
             cells = "texts" if name in rows.texts else "gaps"
             raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
-    return rows._replace(encoded=inputs.encoded, scales=scales, means=inputs.means)
+    if isinstance(inputs, Columns):
+        rows = rows._replace(encoded=inputs.encoded, means=inputs.means)
+    return rows._replace(scales=scales)
 
 
 class Windows(Held):
@@ -416,7 +437,7 @@ class Windows(Held):
     def evaluated_at_once(self, options: LoaderOptions) -> int:
         """See Held."""
         share = options.batch_size // options.shard.world_size
-        return options.eval_batch_size or max(share, _EVAL_TOKENS // self.context, 1)
+        return options.eval_batch_size or max(share, EVAL_TOKENS // self.context, 1)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [b, context].

@@ -54,7 +54,7 @@ class Chosen:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Return rows, float64; a slice of columns side by side is no copy."""
-        first, last = min(self._places), max(self._places)
+        first, last = min(self._places, default=0), max(self._places, default=-1)
         found: np.ndarray = self._numbers[:, first : last + 1][rows]
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
@@ -66,7 +66,7 @@ class Chosen:
 
         A single column comes at once, as NumPy does not add up its numbers one after the other.
         """
-        number = max(1, len(rows)) if self.shape[1] == 1 else _BLOCK // self.shape[1] + 1
+        number = max(1, len(rows)) if self.shape[1] == 1 else _BLOCK // max(1, self.shape[1]) + 1
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
@@ -108,6 +108,8 @@ class Rows(NamedTuple):
     """The number of each row's group, int64 [N]."""
     notes: Sequence[str] = ()
     """Warnings of parts of the table that are not read."""
+    read: Any = None
+    """The `texts.Texts` that are inputs in place of features."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
@@ -131,6 +133,8 @@ class Wanted(NamedTuple):
     """the column that says which rows are held out together"""
     ways: tuple[tuple[str, str], ...] = ()
     """the ways in which a run has read columns that are not written plainly"""
+    texts: tuple[str, ...] = ()
+    """columns of texts, which are inputs in place of features"""
 
     @property
     def learns(self) -> bool:
@@ -202,8 +206,10 @@ def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
     """Return the rows that were read into a file, which they map."""
     numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
-    target_places, targets = zip(*about["targets"], strict=True)
-    places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
+    (target_places, targets), (places, features) = (
+        zip(*about[each], strict=True) if about[each] else ((), ())
+        for each in ("targets", "features")
+    )
     answers = classes if names else Chosen(numbers, target_places)
     group = about["group"]
     groups = None if group is None else numbers[:, group].astype(int)
@@ -215,6 +221,8 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
 
 def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
     file.flush()
+    if 0 in shape:  # an empty file can't be mapped
+        return np.empty(tuple(shape))
     return np.memmap(file, float, mode, shape=tuple(shape))
 
 
@@ -222,7 +230,7 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
     targets, features, groups = _columns(table, wanted, names)
-    numbers = _write(table, [*targets, *features, *groups], file)
+    numbers = _write(table, [*targets, *features, *groups], wanted.texts[:1], file)
     for group in groups:
         _refuse_groups(table, group)
         group.texts_as(range(len(group.texts)))
@@ -278,12 +286,18 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     return targets, features, [Column(wanted.group, are_texts=True)]
 
 
-def _write(table: Table, columns: Sequence[Column], file: IO[bytes]) -> np.ndarray:
-    """Write the numbers of the columns, which have them as their values; return all [N, K]."""
+def _write(
+    table: Table, columns: Sequence[Column], others: Sequence[str], file: IO[bytes]
+) -> np.ndarray:
+    """Write the numbers of the columns, which have them as their values; return all [N, K].
+
+    Without columns there are as many rows as in the `others`.
+    """
+    names = [*dict.fromkeys(each.name for each in columns)] or others
     with progress.phase(f"reading {table.path}", table.size) as here:
-        for batch in table.batches([*dict.fromkeys(each.name for each in columns)]):
-            found = [each.read(batch.column(each.name)) for each in columns]
-            file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
+        for batch in table.batches(names):
+            if found := [each.read(batch.column(each.name)) for each in columns]:
+                file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
             here.done += batch.num_rows
     if not here.done:
         raise DataError(f"{table.path}: has no rows; give it some")
@@ -300,10 +314,11 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     path, names, targets = table.path, table.names, wanted.targets
     # A run's features may be the columns of an array.
     features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
-    named = {"targets": targets, "features": features}
+    named = {"targets": targets, "features": features, "text": wanted.texts}
     group = (wanted.group,) if wanted.group else ()
     if wanted.learns:
         chosen = {"targets": targets, "features": wanted.features or (), "group": group}
+        chosen |= {"text": wanted.texts} if wanted.texts else {}
         refuse_twice(chosen)
         named |= {**chosen, "categories": wanted.categories}
     for key, of_key in named.items():
@@ -333,7 +348,7 @@ def _answers(
     if wanted.takes is Classes:
         (target,) = targets
         classes, names = classes_of(path, target, table)
-        if wanted.learns and wanted.features != ():
+        if wanted.learns and (wanted.texts or wanted.features != ()):
             check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
     fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"

@@ -50,6 +50,8 @@ class Source:
     test: Part | None = None
     classes: Tensor | None = None
     """of the training samples [N], where each has one"""
+    lengths: Tensor | None = None
+    """tokens of each training sample [N], where they differ"""
     groups: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     """of the samples of each part [N], where those of one are held out together"""
     digests: Callable[[str], Digests] | None = None

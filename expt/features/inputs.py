@@ -6,17 +6,21 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from expt.errors import DataError, listed
+from expt.errors import ConfigError, DataError, listed
 from expt.features.feature import Answers, Anything, Arrays, Feature, Record, at_least_single
 from expt.late import np, torch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+_DRAWN = 8
+"""Tokens of a random text."""
+ROLES = {"text": ("text",), "prompt": ("prompt", "response"), "messages": ("messages",)}
+"""The keys of a dataset that name columns of texts, by the first."""
 NO_TARGET = -100
 """The target of a token that counts for nothing: torch's cross-entropy ignores it."""
 
@@ -146,8 +150,9 @@ class Tokens(Feature):
 
     @property
     def shapes(self) -> Mapping[str, Any]:
-        """Both."""
-        return {"vocab_size": self.vocab_size, "context": self.context}
+        """Both; no length of texts that have any."""
+        sizes = {"vocab_size": self.vocab_size, "context": self.context}
+        return {name: size for name, size in sizes.items() if size}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
         return torch.randint(self.vocab_size, (number, self.context), generator=generator)
@@ -195,6 +200,74 @@ class Tokens(Feature):
                 loss = np.array(sums) / np.where(tokens, tokens, np.nan)
                 arrays = {"tokens": np.array(tokens), "loss": loss, "perplexity": np.exp(loss)}
             yield Answers(about, arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Feature):
+    """Tokens of texts: `input_ids` and `attention_mask`, int64 [B, T], T the longest of a batch.
+
+    `names` are the columns of a table that are read. Shorter texts end with `pad_id`, masked.
+    """
+
+    noun: ClassVar[str] = "text"
+    loose: ClassVar[Collection[str]] = ("context",)
+    tokenizer: str
+    """The folder or the name of the model on the Hub that has it."""
+    digest: str
+    """A digest of its files."""
+    role: str = "text"
+    """The key of the dataset that names the columns: text, prompt (and response), messages."""
+    vocab_size: int
+    pad_id: int
+    max_tokens: int | None = None
+    """The length that longer texts are cut to."""
+    lengths: tuple[int, int, float] = (0, 0, 0.0)
+    """The least, the most, and the mean number of tokens."""
+    cut: int = 0
+    """How many texts were longer."""
+    padding: tuple[float, float] | tuple[()] = ()
+    """The share of padding among the tokens of an epoch, in random order and in groups."""
+    is_grouped: bool = False
+    """True if batches are of similar lengths."""
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        return {"vocab_size": self.vocab_size, "context": self.max_tokens or self.lengths[1]}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        columns = zip(ROLES[self.role], self.names, strict=True)
+        return {**dict(columns), "tokenizer": self.tokenizer, "max_tokens": self.max_tokens}
+
+    def drawn(self, number: int, generator: Generator) -> Any:
+        ids = torch.randint(self.vocab_size, (number, _DRAWN), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def differing(self, other: Feature) -> Iterator[str]:
+        if isinstance(other, Text) and other.digest != self.digest:
+            yield "were trained with another tokenizer"
+
+    def fit(self, trained: Feature, label: str) -> tuple[Sequence[int] | None, str]:
+        if getattr(trained, "digest", self.digest) != self.digest:
+            raise ConfigError(
+                f"dataset.tokenizer={self.tokenizer}: its files are other than those of the run;"
+                " use the run's"
+            )
+        return super().fit(trained, label)
+
+    def in_words(self) -> Iterator[str]:
+        least, most, mean = self.lengths
+        cut = f"; {self.cut:,} are cut to {self.max_tokens}" if self.cut else ""
+        names = ", ".join(self.names)
+        yield f"texts        {names}: {least} to {most} tokens, mean {mean:.1f}{cut}"
+        if self.padding:
+            random, grouped = self.padding
+            yield (
+                f"padding      {grouped:.1%} of all tokens, {random:.1%} in random order"
+                if self.is_grouped
+                else f"padding      {random:.1%} of all tokens, {grouped:.1%} with"
+                " dataset.group_by_length=true"
+            )
 
 
 def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, int, float]:

@@ -127,7 +127,7 @@ def export(
         given, outputs = _write(format, Path(beside.name), module, shown, dims, about)
         call = _call_of(format, Path(beside.name))
         parts = [_cut(arguments, size) for size in sizes]
-        allowed, difference = _compared(module, call, parts, tolerance)
+        allowed, difference = compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
@@ -300,8 +300,8 @@ def _call_of(format: Format, file: Path) -> Callable[[Sequence[Tensor]], Sequenc
     return call
 
 
-def _compared(
-    module: nn.Module,
+def compared(
+    module: Callable[..., Any],
     call: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     parts: Sequence[tuple[Any, ...]],
     tolerance: float,

@@ -1,7 +1,7 @@
 """The inputs of a run's model, from files or from values in a program, as its dataset gave them.
 
-`inputs_of` chooses once, by the recorded feature: pictures, rows of tables, texts, or samples of
-any kind. Free of torch until something is computed.
+They are pictures, rows of tables, a plain text, or samples of any kind; `by_feature` chooses. Free
+of torch until something is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from expt.data.columns import (
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
-from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
+from expt.features import NO_TARGET, Columns, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
 from expt.late import np, pa, torch
@@ -130,6 +130,10 @@ class Inputs:
         """
         self.files = [file for path in paths for file in self._files_of(path)]
         self._opened = [*map(self._open, image_files.of_suffix(self.files, self.suffixes))]
+
+    def take(self, texts: Sequence[str]) -> None:
+        """Take texts by themselves. Raise ConfigError where the model does not."""
+        raise ConfigError(f"--text: the run was trained on {self.noun}s; give files")
 
     def _files_of(self, path: Path) -> list[str]:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
@@ -402,8 +406,7 @@ class Rows(Inputs):
         own = new_names(others, ("path", "row"))
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
-            known = self.feature.encoded, self.feature.filled
-            values, wrong, unknown = read_as_known(columns, *known)
+            values, wrong, unknown = self._read(columns)
             values = values[:, order]
             lost = sum(done <= row < done + batch.num_rows for row in damaged)
             for name, counted in unknown.items():
@@ -419,12 +422,19 @@ class Rows(Inputs):
                     for at in good
                 ]
                 why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
-                yield Piece(about, values[good], [f"{path}: {each}" for each in why])
+                yield self._piece(about, values[good], [f"{path}: {each}" for each in why])
             done += batch.num_rows
         for name, counted in new.items():
             if not counted:
                 continue
             warn(f"{path}: {self._unknown(name, counted)}")
+
+    def _read(self, columns: Mapping[str, Any]) -> Any:
+        """Return new rows [N, K], why some can't be used, and unknown texts."""
+        return read_as_known(columns, self.feature.encoded, self.feature.filled)
+
+    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str]) -> Piece:
+        return Piece(about, rows, skipped)
 
 
 class Texts(Inputs):
@@ -465,11 +475,3 @@ def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
         yield np.array([tokens[0], NO_TARGET])
     for start in range(0, len(tokens) - 1, context):
         yield tokens[start : start + context + 1].astype(np.int64)
-
-
-_BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {Image: Pictures, Columns: Rows, Tokens: Texts}
-
-
-def inputs_of(dataset: DatasetConfig, features: Features, device: Any = "cpu") -> Inputs:
-    """Return the inputs of a run's model, by its dataset and the features in its record."""
-    return _BY_FEATURE.get(type(features.inputs), Inputs)(dataset, features, device)

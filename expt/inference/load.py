@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import re
 import sys
 import zipfile
@@ -18,9 +19,11 @@ from expt.config import groups, kept_code, own_code
 from expt.config.own_code import targets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import published
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.features import Classes, Features
-from expt.inference.inputs import Inputs, inputs_of
+from expt.inference.by_feature import inputs_of
+from expt.inference.inputs import Inputs
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file, safetensors
@@ -171,7 +174,7 @@ def rebuilt(
     """Return the model of a checkpoint's `state`; `plain` in torch's own memory format."""
     with importable_from_here(record):
         config, features = recorded(state["config"]), Features.read(record["data"])
-        model = _built(config, features)
+        model = _built(config, features, record)
     averaged = weights_in(state, model.state_dict().keys())[0].state
     load_all(model, {**state["model"], **averaged})
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
@@ -184,12 +187,26 @@ def rebuilt(
     return trained.eval()
 
 
-def _built(config: RunConfig, features: Features) -> nn.Module:
-    """Return the model with weights to be replaced; leave torch's random numbers as they are."""
+def _built(config: RunConfig, features: Features, record: Record) -> nn.Module:
+    """Return the model with weights to be replaced; leave torch's random numbers as they are.
+
+    Those that no checkpoint holds are the published ones. Raise ConfigError where these are others.
+    """
+    model, base = config.model, record.get("base", {})
+    needs_base = getattr(model, "needs_base", False)
+    if isinstance(model, groups.HuggingFaceModel) and needs_base:
+        if Path(base.get("folder", "")).is_dir():  # a relative path may mean another from here
+            model = dataclasses.replace(model, path=base["folder"])
+        if published(model) != record.get("content", {}).get("base"):
+            raise ConfigError(
+                f"model.path={model.path}: its files are not those that the run began from, and the"
+                " run has saved adapters only; put them back"
+            )
     example = features.inputs.unscaled.drawn(1, torch.Generator())
     with torch.random.fork_rng(devices=[]):
+        init = groups.DefaultInit(name="default")
         return model_build.build(
-            config.model, groups.DefaultInit(name="default"), features, example, fetch=False
+            model, init, features, example, fetch=needs_base, base=base or None
         )
 
 

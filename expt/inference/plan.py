@@ -10,7 +10,7 @@ from typing import Any
 from expt.data.image_files import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature
-from expt.inference.inputs import inputs_of
+from expt.inference.by_feature import inputs_of
 from expt.inference.several import check_together, shared
 from expt.runs.request import Trained
 from expt.runs.tags import SPLITS
@@ -30,6 +30,7 @@ class Plan:
         device: str = "auto",
         amp: Any = "recorded",
         top: int | None = None,
+        texts: Sequence[str] = (),
         trust_code: bool = False,
     ) -> None:
         """Raise ConfigError for no run, unlike ones, and samples that they do not take.
@@ -42,18 +43,21 @@ class Plan:
         self.run, _, self.config, self.record = self.runs[0]
         self.data: dict[str, Any] = self.record["data"]
         self.features = self.runs[0].features
-        self._check(paths)
+        self._check([*paths, *texts])
         check_together(self.runs, split, flips=flips)
         form = self.config.task.outputs(self.features.targets)
         self.form: Feature = form if top is None else form.likeliest(top)
         self.ways, self.rounds = shared(self.runs, split)
         first = ((way, self.runs[way]) for way in dict.fromkeys(self.ways))
         self.readers = {way: inputs_of(run.config.dataset, run.features) for way, run in first}
-        for reader in self.readers.values() if paths else ():
-            reader.open(paths)
+        for reader in self.readers.values():
+            if texts:
+                reader.take(texts)
+            if paths:
+                reader.open(paths)
         self.inputs = self.readers[0]
 
-    def _check(self, paths: Sequence[Path]) -> None:
+    def _check(self, paths: Sequence[object]) -> None:
         split = self.split
         if bool(paths) == bool(split):
             raise ConfigError(

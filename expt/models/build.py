@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError, did_you_mean, listed
 from expt.features import Features
-from expt.models import named
+from expt.models import hugging_face, named
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18, UNet
 
@@ -44,11 +44,13 @@ def build(
     example: Any,
     *,
     fetch: bool = True,
+    base: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Return the model for data of these `features`, drawn from torch's global generator.
 
     `example` is the inputs of a blank sample, on the CPU, as the model is. Without `fetch`
-    published weights are left out: others will be loaded. Raises ConfigError if a custom class is
+    published weights are left out: others will be loaded. `base` is the published model in the
+    record of a run, if there is one. Raises ConfigError if a custom class is
     no Module or does not take the keywords.
     """
     module: nn.Module
@@ -57,6 +59,8 @@ def build(
     elif isinstance(config, groups.NamedModel):
         wanted = _wanted(named.build, config.name, features.shapes)
         module = named.build(config, **wanted, fetch=fetch)
+    elif isinstance(config, groups.HuggingFaceModel):
+        module = hugging_face.build(config, features, example, fetch=fetch, base=base)
     else:
         kind: Any = type(config)
         names = (name for name in constraints.names_of(kind) if name not in _CHOOSERS)

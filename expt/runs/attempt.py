@@ -80,6 +80,7 @@ class Attempt:
             ) from None
         self.paths.write_hydra(self.request.hydra)
         kept_code.keep(self.request.config, self.paths.code)
+        self.request.config.dataset.keep(self.paths.tokenizer)
         classes = own_code.targets(self.request.config)
         own_code.check_caches(own_code.own_modules(classes).values())
         if source is None:
@@ -147,11 +148,12 @@ class Attempt:
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
+                record = _kept(result_of_any(found.paths), "base")
                 record["forked_from"] = lineage.fork_entry(request.config, found)
             else:
                 before = result_of_any(found.paths)
                 own = ("imported",) if source.rule == "resume" else ()
-                record = _kept(before, "weights_from", *own)
+                record = _kept(before, "weights_from", "base", *own)
                 if "forked_from" in before:
                     record["forked_from"] = lineage.updated_fork_entry(before, request.config)
         if weights is not None and "weights_from" not in record:

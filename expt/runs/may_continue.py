@@ -112,6 +112,11 @@ def check(source: Source, request: RunRequest) -> None:
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {instead}"
         )
+    if made.get("base") != content.get("base"):
+        raise ConfigError(
+            f"model.path={config.model.path}: its files are not those that {found.run} began from;"
+            " give these, or start a new run"
+        )
     if source.rule == "resume" and made.get("frozen") != content.get("frozen"):
         raise ConfigError(
             f"task, model: weights of a frozen network are not those that {found.run} was trained"

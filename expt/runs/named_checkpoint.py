@@ -218,6 +218,10 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
+    if paths.tokenizer.is_dir():  # its own place may be gone
+        for holder in (record["config"]["dataset"], record["data"].get("inputs", {})):
+            if "tokenizer" in holder:
+                holder["tokenizer"] = str(paths.tokenizer.absolute())
     return record, checkpoint_named("", f"{run}@{which}", paths.folder, which).file
 
 

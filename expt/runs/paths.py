@@ -110,6 +110,8 @@ class RunPaths:
     """A folder for each later evaluation of its weights, with files named as a run's."""
     code = _Place("code")
     """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
+    tokenizer = _Place("tokenizer")
+    """The files of the tokenizer of its texts."""
     trace = _Place("trace.json.gz")
     """The trace of a few steps by torch.profiler, for Perfetto."""
     operators = _Place("operators.txt")
@@ -135,8 +137,9 @@ class RunPaths:
         return self.last.with_stem(which)
 
     def exported(self, format: str) -> Path:
-        """Return the file of its model for other programs: `torch_export` or `onnx`."""
-        return self.folder / {"torch_export": "model.pt2", "onnx": "model.onnx"}[format]
+        """Return the file of its model for other programs, or the folder for Hugging Face's."""
+        names = {"torch_export": "model.pt2", "onnx": "model.onnx", "huggingface": "huggingface"}
+        return self.folder / names[format]
 
     def write_hydra(self, files: Mapping[str, str]) -> None:
         """Write `.hydra`, from the text of each file by its name."""

@@ -195,6 +195,8 @@ class Record(Provenance, total=False):
     devices: list[str]
     master_port: int | None
     data: dict[str, Any]
+    base: dict[str, Any]
+    """The published model that it began from; see expt.models.published_files.described."""
     compared: str
     """The subject of the comparison in expt.worker.comparison."""
     steps_per_epoch: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import math
@@ -365,13 +366,15 @@ def advance_after_evaluation(
 
 
 def lr_factor(
-    config: groups.Constant | groups.Cosine | groups.Step,
+    config: groups.Constant | groups.Cosine | groups.Linear | groups.Step,
     peak_lr: float,
     *,
     steps_per_epoch: int,
     total_steps: int,
 ) -> Callable[[int], float]:
     """Return the function from steps done to the fraction of `peak_lr` that the next step uses."""
+    if isinstance(config, groups.Linear):
+        return functools.partial(_linear, _warmup_of(config, total_steps), total_steps)
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
     def factor(step: int) -> float:
@@ -387,6 +390,19 @@ def lr_factor(
         return 1.0
 
     return factor
+
+
+def _warmup_of(config: groups.Linear, total_steps: int) -> int:
+    """Return the steps of the warm-up; a fraction of all is rounded up, as in transformers."""
+    share = config.warmup_steps
+    return math.ceil(share * total_steps) if share < 1 else int(share)
+
+
+def _linear(warmup: int, total: int, step: int) -> float:
+    """Return the fraction of the peak as get_linear_schedule_with_warmup of transformers does."""
+    if step < warmup:
+        return step / max(1, warmup)
+    return max(0.0, (total - step) / max(1, total - warmup))
 
 
 def muon(

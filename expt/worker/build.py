@@ -7,8 +7,9 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -166,12 +167,20 @@ def lock_of(label: str) -> Path:
 
 @progress.phase("building the model")
 @sized_by("model")
-def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool = True) -> Learner:
+def build_learner(
+    config: RunConfig,
+    data: Data,
+    worker: Worker,
+    *,
+    begins: bool = True,
+    base: Mapping[str, Any] | None = None,
+) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
-    Without `begins` weights will be loaded: none are fetched, nor sent by rank 0.
+    Without `begins` weights will be loaded: none are fetched, nor sent by rank 0. `base` is the
+    published model in the run's record, if it has begun before.
     """
-    built = _build_model(config, data, worker, fetch=begins)
+    built = _build_model(config, data, worker, begins=begins, base=base)
     module, ema = built.module, built.ema
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     ratio = config.batch_size / (config.base_batch_size or config.batch_size)
@@ -222,9 +231,12 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     return learner
 
 
-def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> parallel.Built:
+def _build_model(
+    config: RunConfig, data: Data, worker: Worker, *, begins: bool, base: Mapping[str, Any] | None
+) -> parallel.Built:
     """Build the model on its devices; a collective."""
-    make = module_maker(config, data, fetch=fetch)
+    fetch = begins or getattr(config.model, "needs_base", False)
+    make = module_maker(config, data, fetch=fetch, base=base)
     if config.is_sharded:  # no device is to have the whole
         module = sharding.build_empty(make, worker.device) if worker.rank else make()
     else:
@@ -248,11 +260,13 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
     )
 
 
-def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
+def module_maker(
+    config: RunConfig, data: Data, *, fetch: bool, base: Mapping[str, Any] | None = None
+) -> Callable[[], nn.Module]:
     """Return a function that builds the model on the CPU."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     about = config.model, config.init, data.info.features, example
-    return functools.partial(model_build.build, *about, fetch=fetch)
+    return functools.partial(model_build.build, *about, fetch=fetch, base=base)
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:

@@ -19,6 +19,7 @@ from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import frozen, load
 from expt.models import named
+from expt.models.hugging_face import HuggingFace
 from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
 from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
@@ -57,6 +58,9 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
+            if isinstance(module, HuggingFace) and module.drawn:
+                what = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
+                warn(f"model.path={module.base['folder']}: {what}")
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:

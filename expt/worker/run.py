@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
-from expt.config import own_code
+from expt.config import groups, own_code
 from expt.config.identity import shown
 from expt.config.kinds import every_of, metrics_of
 from expt.config.length import Length, beyond_the_end, never_measured
@@ -23,11 +23,12 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
 from expt.errors import sized_by, warn
+from expt.models.hugging_face import HuggingFace
 from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
-from expt.training import optim, random_state
+from expt.training import collectives, optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
@@ -68,7 +69,9 @@ class Run:
         self.every = every_of(config.task)
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
-        self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
+        self.learner = build.build_learner(
+            config, self.data, worker, begins=not resumes, base=self._base(resumes)
+        )
         self.data = self.data.of_type(self.learner.module)
         beat()
         trained = self.learner.module, self.learner.optimizer, self.learner.scheduler
@@ -127,8 +130,10 @@ class Run:
         self.record = Record(
             self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
         )
-        compared = {"compared": self.compared} if self.compared else {}
-        self.record.begin(**position.length, data=told, **compared)
+        about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
+        if isinstance(self.learner.module, HuggingFace):
+            about["base"] = {**self.learner.module.base}
+        self.record.begin(**position.length, data=told, **about)
         self.beat()
         if begun:
             file = {"file": str(config.weights), "identity": None}
@@ -148,6 +153,13 @@ class Run:
         if self.is_pruned:
             return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
+
+    def _base(self, resumes: bool) -> Mapping[str, Any] | None:
+        """Return the published model in the run's record, as rank 0 reads it; a collective."""
+        if not (resumes and isinstance(self.config.model, groups.HuggingFaceModel)):
+            return None
+        record = read_result(self.paths) if self.worker.rank == 0 else None
+        return collectives.from_rank_0(record and record.get("base"), self.worker.device)
 
     def _unreached(self) -> str | None:
         """Return a line about settings without effect in so short a run; None without any."""

@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_exported_is_told(
 def test_outputs_that_are_none_are_not_taken_for_equal(got: list[float], difference: float) -> None:
     outputs = torch.tensor(got)
     part = (torch.tensor([1.0, 500.5]),)
-    allowed, largest = exporter._compared(torch.nn.Identity(), lambda _: [outputs], [part], 1e-4)
+    allowed, largest = exporter.compared(torch.nn.Identity(), lambda _: [outputs], [part], 1e-4)
     assert allowed == pytest.approx(1e-4 if difference == math.inf else 5.005e-4)
     assert largest == pytest.approx(difference, nan_ok=True)
 

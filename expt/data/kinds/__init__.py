@@ -19,7 +19,7 @@ from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key
 from expt.config.kinds import Augment
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
-from expt.features import Classes, Feature, Features, Mask
+from expt.features import ROLES, Anything, Classes, Feature, Features, Mask, Tokens
 from expt.late import np
 
 Check = Callable[[int], None]
@@ -98,6 +98,21 @@ class DatasetConfig:
     def needed(self) -> tuple[int, int] | None:
         """The height and width that pictures are decoded at, at the least; None: as they are."""
         return getattr(self, "image_size", None) if getattr(self, "draft", False) else None
+
+    @property
+    def texts(self) -> tuple[str, tuple[str, ...]]:
+        """The key that names columns of texts, and these; empty where inputs are others."""
+        return "", ()
+
+    def is_causal(self, task: Any) -> bool:
+        """Return whether the tokens of texts are targets, too."""
+        role, _ = self.texts
+        return role in ("prompt", "messages") or (
+            role != "" and task is not None and task.takes is Tokens
+        )
+
+    def keep(self, folder: Path) -> None:
+        """Copy the tokenizer of texts into a folder of the run."""
 
     @property
     def counted_as(self) -> Mapping[str, str]:
@@ -206,6 +221,73 @@ class Images(DatasetConfig):
         tuple[dict[str, Any], ...] | None,
         Key(fork=True, evaluate=True, example="'dataset.transforms=[{_target_: mine.Noise}]'"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OfTexts(DatasetConfig):
+    """Rows of a table; their inputs may be texts, which a tokenizer reads."""
+
+    text: Annotated[Name | None, Key(only_if={"dataset.text": IS_SET})] = None
+    prompt: Annotated[Name | None, Key(only_if={"dataset.prompt": IS_SET})] = None
+    response: Annotated[Name | None, Key(only_if={"dataset.response": IS_SET})] = None
+    messages: Annotated[Name | None, Key(only_if={"dataset.messages": IS_SET})] = None
+    tokenizer: Annotated[Folder | None, Key(result="none")] = None
+    max_tokens: Annotated[
+        Count | None, Key(evaluate=True, only_if={"dataset.max_tokens": IS_SET})
+    ] = None
+    group_by_length: Annotated[
+        bool, Key(fork="epoch", evaluate=True, only_if={"dataset.group_by_length": IS_SET})
+    ] = False
+
+    @property
+    def texts(self) -> tuple[str, tuple[str, ...]]:
+        for role, keys in ROLES.items():
+            if any(getattr(self, key) is not None for key in keys):
+                return role, tuple(filter(None, (getattr(self, key) for key in keys)))
+        return "", ()
+
+    def keep(self, folder: Path) -> None:
+        if self.texts[1]:
+            from expt.data import tokenizer  # late: most datasets have no texts
+
+            tokenizer.keep(str(self.tokenizer), folder)
+
+    def with_tokenizer(self, content: str) -> str:
+        """Return the digest `content` of the dataset's files with that of its tokenizer."""
+        from expt.data import tokenizer
+
+        own = tokenizer.fingerprint(str(self.tokenizer)) if self.texts[1] else ""
+        return f"{content}-{own}" if own else content
+
+    def problems_of_texts(self, task: Any) -> list[str]:
+        """Return contradictions of the keys of texts and the task, one line each."""
+        role, _ = self.texts
+        given = [key for keys in ROLES.values() for key in keys if getattr(self, key) is not None]
+        found = list[str]()
+        if not role:
+            if task.takes is Tokens:
+                found.append(
+                    f"task={task.name}: dataset={self.name} needs columns of texts; name"
+                    " dataset.text, dataset.prompt and dataset.response, or dataset.messages"
+                )
+            if self.max_tokens or self.group_by_length:
+                found.append("dataset.max_tokens, group_by_length: are of texts; name dataset.text")
+            return found
+        if [*given] != [*ROLES[role]]:
+            found.append(
+                f"dataset.{', '.join(given)}: name dataset.text, or dataset.prompt and"
+                " dataset.response, or dataset.messages"
+            )
+        if role != "text" and task.takes not in (Tokens, Anything):
+            found.append(f"dataset.{role}: is for task=language_model; name dataset.text")
+        if self.tokenizer is None:
+            found.append(
+                "dataset.tokenizer: texts need one; give the folder of one, or use"
+                " model=transformers, whose own is taken"
+            )
+        if self.group_by_length and not self.shuffle:
+            found.append("dataset.group_by_length=true: draws the order; use dataset.shuffle=true")
+        return found
 
 
 def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:

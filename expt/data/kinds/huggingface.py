@@ -6,6 +6,7 @@ Nothing is fetched.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import io
 import os
@@ -33,7 +34,7 @@ from expt.data.image_files import (
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
 from expt.data.rows import Wanted, cached_rows, rows_of, with_logs
 from expt.errors import ConfigError, DataError
-from expt.features import Anything, Classes, Labels, Mask, Numbers
+from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
 from expt.late import np, torch
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[dat
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(kinds.Images):
-    """Images by the name of their column; or rows of numbers, by a list of columns."""
+class HuggingFace(kinds.Images, kinds.OfTexts):
+    """Images by the name of their column; rows of numbers, by a list of columns; or texts."""
 
     name: Literal["huggingface"]
     path: kinds.Place
@@ -68,16 +69,22 @@ class HuggingFace(kinds.Images):
         None
     )
 
-    OFFERS = (Classes, Labels, Numbers, Mask)
+    OFFERS = (Classes, Labels, Numbers, Mask, Tokens)
 
     @property
     def has_rows(self) -> bool:
-        """True if its samples are rows of numbers."""
-        return not isinstance(self.input, str)
+        """True if its samples are rows of numbers or texts."""
+        return not isinstance(self.input, str) or bool(self.texts[1])
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that have the inputs."""
+        return self.texts[1] or names_of(self.input)
 
     def problems(self, task: Any) -> list[str]:
         standardises, transform = self.standardise_targets, self.target_transform
-        problems = problems_of_columns("target", self.target, standardises, task, transform)
+        problems = self.problems_of_texts(task)
+        problems += problems_of_columns("target", self.target, standardises, task, transform)
         if transform and not self.has_rows:
             problems.append(f"dataset.target_transform={transform}: is for rows; use null")
         if self.has_rows and (self.image_size or self.transforms):
@@ -112,6 +119,10 @@ class HuggingFace(kinds.Images):
         return names
 
     def fingerprint(self) -> str:
+        return self.with_tokenizer(self.content())
+
+    def content(self) -> str:
+        """Return a digest of the files, without the tokenizer's."""
         return of_files(Path(self.path), self.names())
 
     def may_validate(self) -> bool:
@@ -149,11 +160,14 @@ class HuggingFace(kinds.Images):
         learns = how.trained_on is None
         place = str(Path(self.path).resolve())
         words = digest((place, repr(columns), str(learns), repr(self.splits)))
-        rows = cached_rows(
-            f"rows-{words}.{self.fingerprint()}",
-            lambda file: SplitTable(self, how.task, learns).read(columns, file),
-        )
+        opened, content = functools.partial(SplitTable, self, how.task, learns), self.content()
+        rows = cached_rows(f"rows-{words}.{content}", lambda file: opened().read(columns, file))
         rows = with_logs(rows, self.target_transform, Path(self.path).name)
+        if columns.texts:
+            from expt.data import texts
+
+            is_causal = self.is_causal(how.task)
+            rows = rows._replace(read=texts.read(self, opened, content, is_causal=is_causal))
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
     def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, typed
 from expt.data.columns import may_be_ids
 from expt.data.image_files import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import (
     DatasetConfig,
     Group,
     HeldOut,
+    OfTexts,
     Opening,
     Place,
     Standardise,
@@ -24,12 +25,13 @@ from expt.data.kinds import (
     ValSplit,
 )
 from expt.data.rows import Rows, Wanted, features_word, load, with_logs
-from expt.data.table_files import files_of, fingerprint
+from expt.data.table_files import files_of, fingerprint, open_table
 from expt.errors import listed
-from expt.features import Anything, Classes, Features, Labels, Numbers
+from expt.features import Anything, Classes, Features, Labels, Numbers, Tokens
 
 if TYPE_CHECKING:
     from expt.data.source import Source
+    from expt.data.texts import Texts
 
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
@@ -64,7 +66,8 @@ class _Table(DatasetConfig):
 
     def described(self, task: Any) -> str:
         rows = self.load(task)
-        names, targets, features = rows.class_names, rows.target_names, rows.feature_names
+        names, targets = rows.class_names, rows.target_names or ("the next token",)
+        features = rows.feature_names or self.texts[1]
         held = f"; held out by {self.group}" if self.group else ""
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
@@ -76,6 +79,9 @@ class _Table(DatasetConfig):
 
     def measured(self) -> Literal["test", "all"]:
         return "all"
+
+    def opening(self) -> Literal["at once", "slowly", "in turn"]:
+        return "slowly" if self.texts[1] else "at once"
 
     def load(self, task: Any, trained_on: Features | None = None) -> Rows:
         """Return the rows, as the configured `task` takes their targets; see `rows.load`.
@@ -91,8 +97,16 @@ class _Table(DatasetConfig):
         from expt.data import memory
 
         table = self.load(how.task, how.trained_on)
+        if self.texts[1]:
+            table = table._replace(read=self._texts(how.task))
         parts = memory.parts_of(table, self.test_fraction, self.val_split)
         return memory.of_rows(self, table, parts, how)
+
+    def _texts(self, task: Any) -> Texts:
+        from expt.data import texts
+
+        path, is_causal = Path(self.path), self.is_causal(task)
+        return texts.read(self, lambda: open_table(path), fingerprint(path), is_causal=is_causal)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
@@ -104,25 +118,31 @@ class _Table(DatasetConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Table(_Table):
+class Table(_Table, OfTexts):
     """A custom table."""
 
     name: Literal["table"]
     path: Place
-    targets: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
+    targets: Name | Annotated[tuple[Name, ...], Field(min_length=1)] | None
     features: Annotated[Annotated[tuple[Name, ...], Field(min_length=1)] | None, Key(evaluate=True)]
     categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
     max_categories: Annotated[Count, Key(result="none")] = 100
     group: Group = None
 
-    OFFERS = (Classes, Numbers, Labels)
+    OFFERS = (Classes, Numbers, Labels, Tokens)
 
     def problems(self, task: Any) -> list[str]:
         standardises, transform = self.standardise_targets, self.target_transform
-        return problems_of_columns("targets", self.targets, standardises, task, transform)
+        found, is_causal = self.problems_of_texts(task), self.is_causal(task)
+        if is_causal == (self.targets is not None):
+            fix = "the texts' tokens are; leave it out" if is_causal else "name the columns"
+            found.append(f"dataset.targets={typed(self.targets)}: names what is predicted; {fix}")
+        if self.features is not None and self.texts[1]:
+            found.append("dataset.features: the inputs are texts; leave it out")
+        return found + problems_of_columns("targets", self.targets, standardises, task, transform)
 
     def fingerprint(self) -> str:
-        return fingerprint(Path(self.path))
+        return self.with_tokenizer(fingerprint(Path(self.path)))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -161,7 +181,7 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
 
 def wanted_columns(
     dataset: Any,
-    targets: str | Sequence[str],
+    targets: str | Sequence[str] | None,
     features: Sequence[str] | None,
     task: Any,
     trained_on: Features | None,
@@ -173,9 +193,13 @@ def wanted_columns(
     run = trained_on and trained_on.inputs
     encoded, known = getattr(run, "encoded", {}), run.names if run else ()
     texts = [name for name, how in encoded.items() if "categories" in how]
+    columns: tuple[str, ...] = dataset.texts[1]
+    if columns:
+        features, targets = (), () if dataset.is_causal(task) else targets
     return Wanted(
         targets=names_of(targets),
         features=tuple(features) if features is not None else known or None,
+        texts=columns,
         takes=getattr(task, "takes", Numbers),
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
@@ -184,23 +208,23 @@ def wanted_columns(
     )
 
 
-def names_of(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that a key names, one or several."""
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+def names_of(columns: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that a key names: none, one or several."""
+    return (columns,) if isinstance(columns, str) else tuple(columns or ())
 
 
 def problems_of_columns(
     key: str,
-    targets: str | Sequence[str],
+    targets: str | Sequence[str] | None,
     standardises: bool,
     task: Any,
     transform: str | None = None,
 ) -> list[str]:
     """Return which of the keys of columns don't go with the task, one line each."""
     problems = []
-    if task.takes is Classes and len(names_of(targets)) > 1:
+    if task.takes is Classes and len(names := names_of(targets)) > 1:
         problems.append(
-            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"
+            f"task=classification: dataset.{key} names {len(names)} columns, and a class is one;"
             " name one, or use task=multilabel or task=regression"
         )
     is_regression = task.takes.has_unit or task.takes is Anything

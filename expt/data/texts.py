@@ -1,0 +1,198 @@
+"""Texts of a table as tokens: read once, mapped from the cache, and padded in batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from expt import progress
+from expt.data.cache import digest, read_or_fill
+from expt.data.columns import texts_of
+from expt.data.loader import Held
+from expt.data.loading import LoaderOptions
+from expt.data.overlap import Digests
+from expt.data.table_files import Table
+from expt.data.tokenizer import Tokenizer, fingerprint
+from expt.errors import DataError
+from expt.features import NO_TARGET, Feature, Text
+from expt.late import pa
+
+EVAL_TOKENS = 2**15
+"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
+_AT_A_TIME = 1000
+"""Texts that a tokenizer gets."""
+_SHORT = 8
+"""Tokens of a text below which equal ones are no copies."""
+_COPIES = 8
+_OWN = itertools.count()
+"""Digests of texts that equal no other."""
+
+
+class Texts(NamedTuple):
+    """The texts of a table."""
+
+    feature: Text
+    ids: np.ndarray
+    """The tokens of all, one text after the other."""
+    counted: np.ndarray
+    """1 for each token that is to be predicted; empty where targets are others."""
+    bounds: np.ndarray
+    """The places where each begins and ends among these, int64 [N + 1]."""
+    notes: Sequence[str] = ()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each, int64 [N]."""
+        return np.diff(self.bounds)
+
+    def of(self, values: np.ndarray, index: np.ndarray) -> list[np.ndarray]:
+        """Return those of `ids` or `counted` for each text at `index`."""
+        pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
+        return [values[start:stop] for start, stop in pairs]
+
+    def digests(self, index: np.ndarray) -> Digests:
+        """Return the digests of texts; those of a few tokens may be equal by chance."""
+        found = [
+            hash(each.tobytes()) if len(each) >= _SHORT else next(_OWN)
+            for each in self.of(self.ids, index)
+        ]
+        return Digests(np.array(found, np.int64).astype(np.uint64), most=_COPIES)
+
+
+def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_causal: bool) -> Texts:
+    """Return the texts of a configured table, whose files have the digest `content`.
+
+    Tokens are kept in the cache. Raise DataError or ConfigError where they can't be read.
+    """
+    (role, columns), name = dataset.texts, dataset.tokenizer
+    own = fingerprint(name)
+    how = role, own, is_causal, dataset.max_tokens, getattr(dataset, "splits", None)
+    words = digest([str(Path(dataset.path).resolve()), *columns, *map(str, how)])
+
+    def write(folder: Path) -> None:
+        reader = Tokenizer(name, role, is_causal=is_causal, max_tokens=dataset.max_tokens)
+        _write(open_table(), columns, reader, folder)
+
+    def mapped(folder: Path) -> Texts:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        ids, counted = _mapped(folder / "ids", about["kind"]), _mapped(folder / "counted", "u1")
+        known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
+        feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
+        return Texts(feature, ids, counted, np.load(folder / "bounds.npy"), about["notes"])
+
+    if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
+        return found
+    with tempfile.TemporaryDirectory() as folder:  # mapped files outlive it
+        write(Path(folder))
+        return mapped(Path(folder))
+
+
+def _mapped(file: Path, kind: str) -> np.ndarray:
+    is_empty = not file.stat().st_size  # which can't be mapped
+    return np.empty(0, kind) if is_empty else np.memmap(file, kind, "r")
+
+
+def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path) -> None:
+    """Write the tokens of a table's columns into a folder, and their description."""
+    kind = np.dtype(np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32)
+    lengths, gaps, cut, silent = list[int](), list[int](), 0, 0
+    with (
+        progress.phase(f"reading the texts of {table.path}", table.size) as here,
+        (folder / "ids").open("wb") as ids,
+        (folder / "counted").open("wb") as counted,
+    ):
+        for whole in table.batches(columns):
+            for start in range(0, whole.num_rows, _AT_A_TIME):
+                batch = whole.slice(start, _AT_A_TIME)
+                cells = [batch.column(name) for name in columns]
+                none = np.logical_or.reduce([each.is_null().to_numpy(False) for each in cells])
+                gaps += (np.flatnonzero(none) + here.done).tolist()
+                found = reader.encode([*map(cells_of, cells, columns)])
+                ids.write(np.fromiter(itertools.chain(*found.ids), kind).tobytes())
+                counted.write(bytes(itertools.chain(*found.counted)))
+                lengths += map(len, found.ids)
+                silent += sum(not any(each[1:]) for each in found.counted)
+                cut += found.cut
+                here.done += batch.num_rows
+    notes = []
+    if gaps:
+        notes.append(
+            f"column {', '.join(columns)}: {len(gaps)} of {len(lengths)} rows are empty, or NA or"
+            f" such ({table.row(gaps[0])}), and are read as empty texts"
+        )
+    if silent:
+        notes.append(
+            f"{silent} of {len(lengths)} rows have no token to predict, after they are cut"
+        )
+    if silent == len(lengths):
+        raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
+    np.save(folder / "bounds.npy", np.cumsum([0, *lengths], dtype=np.int64))
+    sizes = min(lengths, default=0), max(lengths, default=0), float(np.mean(lengths or [0]))
+    feature = {**reader.sizes, "lengths": sizes, "cut": cut}
+    about = {"kind": kind.str, "feature": feature, "notes": notes}
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def cells_of(cells: Any, name: str) -> list[Any]:
+    """Return the texts of a column, or its messages, as a tokenizer takes them."""
+    if not pa.types.is_nested(cells.type):
+        return texts_of(cells)
+    if pa.types.is_struct(getattr(cells.type, "value_type", None)) and not cells.null_count:
+        return cells.to_pylist()
+    raise DataError(f"column {name}: holds {cells.type}, some of none; let it hold texts")
+
+
+def padded(
+    ids: Sequence[Any], counted: Sequence[Any], pad_id: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the inputs of some texts [B, T], and the token that follows each, if it counts."""
+    shape = len(ids), max(map(len, ids))
+    tokens, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
+    following = np.full(shape, NO_TARGET, np.int64)
+    for row, each in enumerate(ids):
+        tokens[row, : len(each)] = each
+        mask[row, : len(each)] = 1
+    for row, counts in enumerate(counted):
+        number = len(counts)
+        following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
+    inputs = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
+    return inputs, torch.from_numpy(following)
+
+
+class PaddedTexts(Held):
+    """Some texts; each batch is as long as its longest."""
+
+    def __init__(self, texts: Texts, index: np.ndarray, targets: Tensor) -> None:
+        """Take the `targets` of the texts at `index`, unless they are tokens."""
+        self._texts, self._index, self._targets = texts, index, targets
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def example(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The inputs and targets of the longest text, all zeros, but not masked."""
+        tokens = torch.zeros(self._texts.feature.lengths[1], dtype=torch.int64)
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        return inputs, tokens if len(self._texts.counted) else torch.zeros_like(self._targets[0])
+
+    def evaluated_at_once(self, options: LoaderOptions) -> int:
+        """See Held."""
+        share = options.batch_size // options.shard.world_size
+        longest = self._texts.feature.lengths[1]
+        return options.eval_batch_size or max(share, EVAL_TOKENS // longest, 1)
+
+    def gather(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """See Held."""
+        index, texts = self._index[indices.numpy()], self._texts
+        counted = texts.of(texts.counted, index) if len(texts.counted) else ()
+        inputs, following = padded(texts.of(texts.ids, index), counted, texts.feature.pad_id)
+        return inputs, following if counted else self._targets[indices]

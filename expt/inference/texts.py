@@ -1,0 +1,77 @@
+"""Texts by themselves or in columns of tables, as the inputs of a run's model."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from expt.data.table_files import SUFFIXES
+from expt.errors import ConfigError
+from expt.features import Text, Tokens
+from expt.inference.arrays import as_tensor
+from expt.inference.inputs import Piece, Rows, Sample
+from expt.late import np
+
+
+class TextRows(Rows):
+    """Texts by themselves, or those of a table's columns by name."""
+
+    noun, suffixes, below = "text", SUFFIXES, SUFFIXES
+    feature: Text  # type: ignore[assignment]
+    _taken: Sequence[str] = ()
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[Sequence[Sequence[Any]]], Any]:
+        """A function that returns the inputs and the following tokens of rows, given by column."""
+        from expt.data import texts
+        from expt.data.tokenizer import Tokenizer
+
+        one, is_causal = self.feature, isinstance(self.targets, Tokens)
+        how: Any = {"is_causal": is_causal, "max_tokens": one.max_tokens}
+        tokenizer = Tokenizer(one.tokenizer, one.role, **how)
+
+        def encode(columns: Sequence[Sequence[Any]]) -> Any:
+            found = tokenizer.encode(columns)
+            return texts.padded(found.ids, found.counted, one.pad_id)
+
+        return encode
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
+        """Return the batch of texts; one that is a batch already is only moved."""
+        if isinstance(samples, Mapping):
+            return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
+        several = [samples] if isinstance(samples, str) else [*samples]
+        if len(self.feature.names) > 1:  # prompts alone, or with responses
+            pairs = [(each, "") if isinstance(each, str) else each for each in several]
+            return self(self._encode([*zip(*pairs, strict=True)])[0])
+        is_one = several and isinstance(several[0], Mapping)  # a conversation
+        return self(self._encode([[several] if is_one else several])[0])
+
+    def take(self, texts: Sequence[str]) -> None:  # noqa: D102
+        if self.feature.role != "text":
+            names = ", ".join(self.feature.names)
+            raise ConfigError(f"--text: give a table with {names}, which the model takes")
+        self._taken = texts
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield texts with the other columns of their table, such as an ID."""
+        for start in range(0, len(self._taken), size):
+            some = self._taken[start : start + size]
+            yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
+        yield from super().pieces(size)
+
+    def _read(self, columns: Mapping[str, Any]) -> Any:
+        from expt.data.texts import cells_of
+
+        cells = [cells_of(each, name) for name, each in columns.items()]
+        rows = np.empty((len(cells[0]), len(cells)), object)
+        for place, each in np.ndindex(rows.shape):
+            rows[place, each] = cells[each][place]
+        return rows, dict[int, str](), dict[str, Counter[str]]()
+
+    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str] = ()) -> Piece:
+        inputs, following = self._encode(rows.T.tolist())
+        is_causal = isinstance(self.targets, Tokens)
+        return Piece(about, inputs, skipped, following if is_causal else None)

@@ -1,0 +1,268 @@
+"""Models of transformers, and adapters of peft, which are imported where such a model is chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expt.config import secrets
+from expt.config.groups import HuggingFaceModel
+from expt.errors import ConfigError, did_you_mean, listed
+from expt.features import Anything, Classes, Features, Labels, Numbers
+from expt.models import published_files
+
+_PROBLEMS = {
+    Classes: "single_label_classification",
+    Labels: "multi_label_classification",
+    Numbers: "regression",
+}
+"""The names that transformers has for tasks of a sample."""
+_FEW = 4  # tokens that show whether a model sees later ones
+
+
+class HuggingFace(nn.Module):
+    """A model of transformers that is called with the inputs of a batch, and returns logits.
+
+    The inputs are a mapping of keywords, or tokens [B, T]. Outputs without logits stay as they are.
+    """
+
+    def __init__(
+        self, model: Any, base: Mapping[str, Any], drawn: Collection[str], fixed: Collection[str]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.base = base
+        """The record of the published model; see published_files.described."""
+        self.drawn = sorted(drawn)
+        """The names of weights that its files lack."""
+        self.fixed = tuple(f"model.{name}" for name in fixed)
+        """The names of weights that stay as published, which `state_dict` leaves out."""
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        keywords = inspect.signature(inner.forward).parameters
+        self._options = {"use_cache": False} if "use_cache" in keywords else {}
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_put_in)  # type: ignore[no-untyped-call]
+
+    def forward(self, inputs: Any) -> Any:
+        """Return the logits."""
+        given = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        found = self.model(**given, **self._options)
+        logits = getattr(found, "logits", None)
+        return found if logits is None else logits
+
+
+def _leave_out(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in module.fixed:
+        state.pop(prefix + name, None)
+
+
+def _put_in(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if module.fixed:
+        named = dict(module.named_parameters(remove_duplicate=False))
+        for name in module.fixed:
+            state.setdefault(prefix + name, named[name].detach())
+
+
+def build(
+    config: HuggingFaceModel,
+    features: Features,
+    example: Any,
+    *,
+    fetch: bool,
+    base: Mapping[str, Any] | None,
+) -> HuggingFace:
+    """Return the model for data of these `features`.
+
+    New weights are drawn from torch's global generator; without `fetch` all are. `base` is the
+    record of the published model where its folder may be gone. Raise ConfigError for models and
+    inputs that do not go together.
+    """
+    _refuse_inputs(example)
+    try:
+        with quiet():
+            base = base or published_files.described(config)
+            own = _configuration(config, features, base)
+            model, drawn = _built(config, own, features, fetch=fetch)
+            fixed: list[str] = []
+            if config.lora.rank:
+                loaded = {one for name, one in _named(model).items() if name not in drawn}
+                model = _with_adapters(config, model, features, drawn)
+                fixed = [*_fixed(model, loaded if config.pretrained and fetch else set())]
+            module = HuggingFace(model.train(), base, drawn, fixed)
+            if features.targets.each == "token" and fetch:
+                _refuse_foresight(config, module, own)
+    except ConfigError:
+        raise
+    except Exception as error:  # many classes, of several libraries
+        raise ConfigError(
+            f"model.path={config.path}: can't be built ({secrets.said(error)}); give a model of"
+            " text, whose architecture this version of transformers has"
+        ) from error
+    return module
+
+
+def _named(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _refuse_inputs(example: Any) -> None:
+    is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
+    if example is not None and not is_tokens and not isinstance(example, Mapping):
+        raise ConfigError(
+            "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
+            " dataset gives others; name its column of texts by dataset.text"
+        )
+
+
+def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[str, Any]) -> Any:
+    """Return the model's own configuration, for these features."""
+    transformers: Any = importlib.import_module("transformers")
+    kind, targets = base["config"].get("model_type"), features.targets
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ConfigError(
+            f"model.path={config.path}: its model_type is {kind}, which this version of"
+            " transformers does not have; give another, or update transformers"
+        )
+    own = transformers.CONFIG_MAPPING[kind].from_dict(dict(base["config"]))
+    changed = config.config or {}
+    if unknown := [key for key in changed if not hasattr(own, key)]:
+        hint = did_you_mean(unknown[0], own.to_dict())
+        raise ConfigError(f"model.config.{unknown[0]}: {kind} has no such entry.{hint}")
+    own.update(changed)
+    vocabulary, known = features.shapes.get("vocab_size", 0), getattr(own, "vocab_size", None)
+    if known is not None and vocabulary > known:
+        raise ConfigError(
+            f"model.path={config.path}: knows {known:,} tokens, and the tokenizer has"
+            f" {vocabulary:,}; use the model's own tokenizer"
+        )
+    if (problem := _PROBLEMS.get(type(targets))) is not None:
+        number = features.targets.shapes["num_classes"]
+        are_named = len(targets.names) == number
+        names = targets.names if are_named else [f"LABEL_{place}" for place in range(number)]
+        own.num_labels, own.problem_type = number, problem
+        own.id2label, own.label2id = dict(enumerate(names)), {x: i for i, x in enumerate(names)}
+        if (pad := getattr(features.inputs, "pad_id", own.pad_token_id)) is None:
+            ends = own.eos_token_id  # by which decoders find the last token of a text
+            pad = ends[0] if isinstance(ends, list | tuple) else ends
+        own.pad_token_id = pad
+    return own
+
+
+def _built(
+    config: HuggingFaceModel, own: Any, features: Features, *, fetch: bool
+) -> tuple[Any, set[str]]:
+    """Return the model of the own configuration, and the names of weights its files lack."""
+    auto = _class_of(own, features)
+    if not (config.pretrained and fetch):
+        return _new(auto, own), set()
+    if torch.get_default_device().type == "meta":
+        if config.needs_base:  # which each worker loads
+            raise RuntimeError("published weights are no meta tensors")
+        return _new(auto, own), set()
+    model, found = auto.from_pretrained(
+        published_files.folder_of(config),
+        config=own,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    return model, {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+
+
+def _new(cls: Any, own: Any) -> Any:
+    return cls.from_config(own, dtype=torch.float32) if hasattr(cls, "from_config") else cls(own)
+
+
+def _class_of(own: Any, features: Features) -> Any:
+    """Return the class for the targets; for those of a custom task the configuration's own."""
+    transformers: Any = importlib.import_module("transformers")
+    if type(features.targets) in _PROBLEMS:
+        return transformers.AutoModelForSequenceClassification
+    if not isinstance(features.targets, Anything):
+        return transformers.AutoModelForCausalLM
+    names = [name for name in own.architectures or () if hasattr(transformers, name)]
+    return getattr(transformers, names[0]) if names else transformers.AutoModel
+
+
+def _with_adapters(
+    config: HuggingFaceModel, model: Any, features: Features, drawn: Collection[str]
+) -> Any:
+    """Return the model with adapters of peft.
+
+    Layers above its body are trained too, and those whose weights were drawn, which others that
+    load the adapters would draw again.
+    """
+    peft: Any = importlib.import_module("peft")
+    targets, lora = config.lora.targets, config.lora
+    is_of_samples = type(features.targets) in _PROBLEMS
+    tops = model.named_children() if is_of_samples else ()
+    whole = [name for name, part in tops if name != model.base_model_prefix and _named(part)]
+    layers = sorted({name.rpartition(".")[0] for name in drawn})
+    whole += [name for name in layers if name.partition(".")[0] not in whole]
+    settings = peft.LoraConfig(
+        task_type="SEQ_CLS" if is_of_samples else "CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=[*targets] if isinstance(targets, tuple) else targets,
+        modules_to_save=whole or None,
+    )
+    try:
+        return peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(
+            f"model.lora.targets={'null' if targets is None else listed(settings.target_modules)}:"
+            f" {secrets.said(error)}; name layers of the model, or use all-linear"
+        ) from error
+
+
+def _fixed(model: nn.Module, loaded: Collection[nn.Parameter]) -> Iterator[str]:
+    """Yield the names of weights that stay as they were loaded, and of heads that adapters hide."""
+    for name, parameter in _named(model).items():
+        is_hidden = ".original_module." in name
+        if not parameter.requires_grad and (is_hidden or parameter in loaded):
+            yield name
+
+
+@torch.no_grad()
+def _refuse_foresight(config: HuggingFaceModel, module: HuggingFace, own: Any) -> None:
+    """Raise ConfigError for a model of tokens whose outputs depend on later tokens."""
+    size = min(own.vocab_size, _FEW + 1)
+    if size < 2 or torch.get_default_device().type == "meta":
+        return
+    ids = torch.arange(_FEW)[None] % size
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % size
+    module.eval()
+    first, second = module(ids)[:, :-1], module(other)[:, :-1]
+    module.train()
+    if not torch.allclose(first, second, atol=1e-4):
+        raise ConfigError(
+            f"model.path={config.path}: predicts a token from those after it, too; give a causal"
+            " model, such as GPT-2 or Llama, or model.config={is_decoder: true} where it has that"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the bars and logs of transformers: expt says which weights are drawn."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
