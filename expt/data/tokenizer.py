@@ -80,10 +80,10 @@ class Tokenizer:
         """None where texts may have any length."""
         template = self._own.chat_template
         if role == "messages" and not re.search(r"{%-?\s*generation\b", str(template)):
-            why = "has no chat template" if template is None else "its chat template marks no"
+            has = "has no chat template" if template is None else "its chat template lacks these"
             raise ConfigError(
-                f"{self._at}: {why} {{% generation %}}, so that nothing says which tokens are the"
-                " assistant's; put {% generation %} and {% endgeneration %} around them there"
+                f"{self._at}: {has}; a template that puts {{% generation %}} and"
+                " {% endgeneration %} around responses says which tokens are predicted"
             )
 
     @property

@@ -64,14 +64,15 @@ class _Table(DatasetConfig):
 
     def described(self, task: Any) -> str:
         rows = self.load(task)
-        names, targets = rows.class_names, rows.target_names or ("the next token",)
+        names, targets = rows.class_names, rows.target_names
         features = rows.feature_names or self.texts[1]
         held = f"; held out by {self.group}" if self.group else ""
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
+        target = f"{listed(targets)} ({kind})" if targets else "the tokens that follow"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         name = Path(self.path).name
         return (
-            f"{name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
+            f"{name}: {rows.features.shape[0]:,} rows; target {target};"
             f" features {listed(features, 12)}{held}{left and '; left out: '}{left}"
         )
 
