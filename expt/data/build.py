@@ -167,7 +167,7 @@ def build(
     )
 
 
-def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Tensor | None]:
+def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Any]:
     """Return the classes or the lengths of training samples by which their order is drawn."""
     groups = source.lengths is not None and getattr(dataset, "group_by_length", False)
     return {
