@@ -34,8 +34,8 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 def content_of(config: RunConfig, before: Record | None = None, *, begins: bool = True) -> Content:
     """Return the digests of files; those that were not read before are read.
 
-    A run that continues that of the record `before` has the first weights of that one, and what
-    `begins` nowhere, as an evaluation, has no published model. Raise
+    A run that continues that of the record `before` has the first weights of that one. Without
+    `begins`, as in an evaluation, there is no published model. Raise
     DataError where files cannot be read, or are another known dataset's; ConfigError where the
     weights are not there.
     """

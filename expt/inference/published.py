@@ -1,4 +1,4 @@
-"""A run's model as a folder for transformers and peft, compared with the model before it is there."""
+"""A run's model as a folder for transformers or peft, which is compared before it is there."""
 
 from __future__ import annotations
 
@@ -57,9 +57,11 @@ def export(
         wanted = module(inputs)
         if adapters:
             _name_base(module, model)
-        _save(module, beside, merge=has_adapters and not adapters)
-        if (tokenizer := RunPaths(run).tokenizer).is_dir():
+        if (
+            tokenizer := RunPaths(run).tokenizer
+        ).is_dir():  # with a configuration, which is not kept
             shutil.copytree(tokenizer, beside, dirs_exist_ok=True)
+        _save(module, beside, merge=has_adapters and not adapters)
         other = _loaded(module, beside, adapters=adapters)
         allowed, difference = compared(
             lambda *_: wanted, lambda part: [*leaves(other(*part))], [(inputs,)], tolerance

@@ -93,7 +93,7 @@ def build(
             fixed: list[str] = []
             if config.lora.rank:
                 loaded = {one for name, one in _named(model).items() if name not in drawn}
-                model = _with_adapters(config, model, features)
+                model = _with_adapters(config, model, features, drawn)
                 fixed = [*_fixed(model, loaded if config.pretrained and fetch else set())]
             module = HuggingFace(model.train(), base, drawn, fixed)
             if features.targets.each == "token" and fetch:
@@ -193,20 +193,28 @@ def _class_of(own: Any, features: Features) -> Any:
     return getattr(transformers, names[0]) if names else transformers.AutoModel
 
 
-def _with_adapters(config: HuggingFaceModel, model: Any, features: Features) -> Any:
-    """Return the model with adapters of peft; the layers above its body are trained too."""
+def _with_adapters(
+    config: HuggingFaceModel, model: Any, features: Features, drawn: Collection[str]
+) -> Any:
+    """Return the model with adapters of peft.
+
+    Layers above its body are trained too, and those whose weights were drawn, which others that
+    load the adapters would draw again.
+    """
     peft: Any = importlib.import_module("peft")
     targets, lora = config.lora.targets, config.lora
     is_of_samples = type(features.targets) in _PROBLEMS
     tops = model.named_children() if is_of_samples else ()
-    heads = [name for name, part in tops if name != model.base_model_prefix and _named(part)]
+    whole = [name for name, part in tops if name != model.base_model_prefix and _named(part)]
+    layers = sorted({name.rpartition(".")[0] for name in drawn})
+    whole += [name for name in layers if name.partition(".")[0] not in whole]
     settings = peft.LoraConfig(
         task_type="SEQ_CLS" if is_of_samples else "CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=[*targets] if isinstance(targets, tuple) else targets,
-        modules_to_save=heads or None,
+        modules_to_save=whole or None,
     )
     try:
         return peft.get_peft_model(model, settings)

@@ -235,13 +235,16 @@ def _is_custom(config: RunConfig) -> bool:
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     """Return whether training may read a buffer, which each step then broadcasts from rank 0.
 
-    Only evaluations read those of batch norms, and broadcast them before.
+    Only evaluations read those of batch norms, and broadcast them before. Those that are no part of
+    the model's state, such as positions, are constants.
     """
     if _is_custom(config):
         return True
     norms = filter(batch_norm.is_known, module.modules())
     statistics = _buffers_in(norms)
-    return any(id(buffer) not in statistics for buffer in module.buffers())
+    state = module.state_dict().keys()
+    named = module.named_buffers()
+    return any(name in state and id(buffer) not in statistics for name, buffer in named)
 
 
 def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, Any]:
