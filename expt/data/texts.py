@@ -24,6 +24,7 @@ from expt.errors import DataError
 from expt.features import NO_TARGET, Feature, Text
 from expt.late import pa
 
+_ARRAYS = ("ids", "counted", "bounds")
 _AT_A_TIME = 1000
 """Texts that a tokenizer gets."""
 _SHORT = 8
@@ -83,8 +84,8 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
         feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
-        arrays = (np.load(folder / f"{each}.npy", mmap_mode="r") for each in Texts._fields[1:4])
-        return Texts(feature, *arrays, about["notes"])
+        ids, counted, bounds = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
+        return Texts(feature, ids, counted, bounds, about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
         return found
@@ -113,8 +114,8 @@ def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path
     number, names = len(lengths), ", ".join(columns)
     if silent == number:
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    arrays = np.concatenate(ids), np.concatenate(marks), np.cumsum([0, *lengths])
-    for name, array in zip(Texts._fields[1:4], arrays, strict=True):
+    arrays = [np.concatenate(ids), np.concatenate(marks), np.cumsum([0, *lengths])]
+    for name, array in zip(_ARRAYS, arrays, strict=True):
         np.save(folder / f"{name}.npy", array)
     notes = {
         f"{gaps} of {number} cells are empty, or NA or such, and are read as empty texts": gaps,
