@@ -20,7 +20,6 @@ from expt.data.loader import Held, Load, loading
 from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions
 from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
-from expt.data.texts import PaddedTexts
 from expt.errors import ConfigError, DataError, did_you_mean
 from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers, Text, Tokens
 
@@ -192,11 +191,10 @@ def _source(
     )
 
 
-def _held(rows: Rows, index: np.ndarray, device: torch.device) -> InMemory | PaddedTexts:
+def _held(rows: Rows, index: np.ndarray, device: torch.device) -> Any:
+    """Return the samples at `index`, with their `example`."""
     features, targets = _tensors(rows, index)
-    if rows.read:
-        return PaddedTexts(rows.read, index, targets)
-    return InMemory(features, targets, device)
+    return rows.read.held(index, targets) if rows.read else InMemory(features, targets, device)
 
 
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:

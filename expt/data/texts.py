@@ -56,6 +56,10 @@ class Texts(NamedTuple):
         pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
         return [values[start:stop] for start, stop in pairs]
 
+    def held(self, index: np.ndarray, targets: Tensor) -> PaddedTexts:
+        """Return the texts at `index`, and their `targets` unless these are tokens."""
+        return PaddedTexts(self, index, targets)
+
     def digests(self, index: np.ndarray) -> Digests:
         """Return the digests of texts; those of a few tokens may be equal by chance."""
         found = [
@@ -158,7 +162,6 @@ class PaddedTexts(Held):
     """Some texts; each batch is as long as its longest."""
 
     def __init__(self, texts: Texts, index: np.ndarray, targets: Tensor) -> None:
-        """Take the `targets` of the texts at `index`, unless they are tokens."""
         self._texts, self._index, self._targets = texts, index, targets
         self.tokens = texts.feature.lengths[1]
 

@@ -43,7 +43,8 @@ class TextRows(Rows):
         is_one = several and isinstance(several[0], Mapping)  # a conversation
         return self(self._encode([[several] if is_one else several])[0])
 
-    def take(self, texts: Sequence[str]) -> None:  # noqa: D102
+    def take(self, texts: Sequence[str]) -> None:
+        """See Inputs."""
         if self.feature.role != "text":
             names = ", ".join(self.feature.names)
             raise ConfigError(f"--text: give a table with {names}, which the model takes")
