@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _written(run: Path, file: Path, asked: Any, common: dict[str, Any]) -> dict[str, str]:
-    """Write the file, or the folder; return what was checked."""
+    """Write the file, or the folder; return the results of the checks."""
     if asked.format == "huggingface":
         from expt.inference import published  # late: it imports torch
 

@@ -28,7 +28,9 @@ from expt.config.constraints import (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLP:
-    EACH: ClassVar[tuple[str, ...]] = ("sample",)  # of Feature.each, what it gives outputs for
+    EACH: ClassVar[tuple[str, ...]] = (
+        "sample",
+    )  # units of Feature.each, with outputs of their own
     name: Literal["mlp"]
     hidden: tuple[Count, ...]
     dropout: Annotated[Fraction, Key(fork=True)]

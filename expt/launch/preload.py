@@ -14,6 +14,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic_core import SchemaValidator
 
@@ -96,6 +97,5 @@ def for_sharding() -> None:
 
 def for_transformers() -> None:
     """Load the modules of every model of transformers: else each worker would, in 5 seconds."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     _ = transformers.AutoModelForCausalLM, transformers.PreTrainedModel  # imported as they are used

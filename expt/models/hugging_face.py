@@ -178,8 +178,7 @@ def _built(
 
 
 def _new(cls: Any, own: Any) -> Any:
-    make = cls.from_config if hasattr(cls, "from_config") else cls._from_config
-    return make(own, dtype=torch.float32)
+    return cls.from_config(own, dtype=torch.float32) if hasattr(cls, "from_config") else cls(own)
 
 
 def _class_of(own: Any, features: Features) -> Any:
@@ -254,7 +253,7 @@ def _refuse_foresight(config: HuggingFaceModel, module: HuggingFace, own: Any) -
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the bars and logs of transformers; what matters is said by expt."""
+    """Silence the bars and logs of transformers: expt says which weights are drawn."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

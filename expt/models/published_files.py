@@ -5,6 +5,7 @@ Free of torch and transformers.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 """The files of weights and their index; of two kinds transformers takes the first."""
 _OTHERS = ("*.json", "*.txt", "*.model", "*.jinja")
-"""A name's files that are fetched besides: of the configuration and the tokenizer."""
+"""Other files of a name that are fetched: those of the configuration and the tokenizer."""
 
 
 def folder_of(config: HuggingFaceModel) -> Path:
@@ -65,13 +66,11 @@ def fetched(at: str, name: str, revision: str | None, *patterns: str) -> Path:
 
     Raise ConfigError where they can't be, which begins with `at`.
     """
-    from huggingface_hub import snapshot_download  # late: comes with transformers
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
+    hub: Any = importlib.import_module("huggingface_hub")  # which comes with transformers
+    hub.utils.disable_progress_bars()
     try:
         with impatient():
-            found: str = snapshot_download(name, revision=revision, allow_patterns=[*patterns])
+            found = hub.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
     except Exception as error:  # many classes, of several libraries
         raise ConfigError(
             f"{at}: is no folder, and can't be fetched from the Hugging Face hub"

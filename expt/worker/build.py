@@ -179,8 +179,7 @@ def build_learner(
     Without `begins` weights will be loaded: none are fetched, nor sent by rank 0. `base` is the
     published model in the run's record, if it has begun before.
     """
-    fetch = begins or getattr(config.model, "needs_base", False)
-    built = _build_model(config, data, worker, fetch=fetch, base=base)
+    built = _build_model(config, data, worker, begins=begins, base=base)
     module, ema = built.module, built.ema
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     ratio = config.batch_size / (config.base_batch_size or config.batch_size)
@@ -230,9 +229,10 @@ def build_learner(
 
 
 def _build_model(
-    config: RunConfig, data: Data, worker: Worker, *, fetch: bool, base: Mapping[str, Any] | None
+    config: RunConfig, data: Data, worker: Worker, *, begins: bool, base: Mapping[str, Any] | None
 ) -> parallel.Built:
     """Build the model on its devices; a collective."""
+    fetch = begins or getattr(config.model, "needs_base", False)
     make = module_maker(config, data, fetch=fetch, base=base)
     if config.is_sharded:  # no device is to have the whole
         module = sharding.build_empty(make, worker.device) if worker.rank else make()

@@ -229,8 +229,7 @@ def _at(model: Any, path: Path) -> Any:
 def test_a_name_on_the_hub_is_recorded_with_its_commit(
     bert: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    import huggingface_hub
-
+    hub: Any = importlib.import_module("huggingface_hub")
     commit = "a" * 40
     folder = tmp_path / "models--me--bert"
     place = folder / "snapshots" / commit
@@ -239,8 +238,8 @@ def test_a_name_on_the_hub_is_recorded_with_its_commit(
     (folder / "refs" / "main").write_text(commit)
     for file in bert.iterdir():
         (place / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     module = model_of("me/bert")
     assert module.base["commit"] == commit
     config = groups.HuggingFaceModel(name="transformers", path="me/bert")
