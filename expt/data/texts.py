@@ -118,7 +118,11 @@ def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path
     number, names = len(lengths), ", ".join(columns)
     if silent == number:
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    arrays = [np.concatenate(ids), np.concatenate(marks), np.cumsum([0, *lengths])]
+    arrays: list[np.ndarray] = [
+        np.concatenate(ids),
+        np.concatenate(marks),
+        np.cumsum([0, *lengths]),
+    ]
     for name, array in zip(_ARRAYS, arrays, strict=True):
         np.save(folder / f"{name}.npy", array)
     notes = {

@@ -26,7 +26,7 @@ from expt.data.kinds import (
 from expt.data.rows import Rows, Wanted, features_word, load
 from expt.data.table_files import files_of, fingerprint, open_table
 from expt.errors import listed
-from expt.features import Anything, Classes, Features, Labels, Numbers, Tokens
+from expt.features import ROLES, Anything, Classes, Features, Labels, Numbers, Tokens
 
 if TYPE_CHECKING:
     from expt.data.source import Source
@@ -190,13 +190,13 @@ def wanted_columns(
     run = trained_on and trained_on.inputs
     encoded, known = getattr(run, "encoded", {}), run.names if run else ()
     texts = [name for name, how in encoded.items() if "categories" in how]
-    columns: tuple[str, ...] = dataset.texts[1]
+    role, columns = dataset.texts
     if columns:
         features, targets = (), () if dataset.is_causal(task) else targets
     return Wanted(
         targets=names_of(targets),
         features=tuple(features) if features is not None else known or None,
-        texts=columns,
+        texts=tuple(zip(ROLES.get(role, ()), columns, strict=False)),
         takes=getattr(task, "takes", Numbers),
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
