@@ -45,6 +45,7 @@ __all__ = [
     "rerun",
     "run",
     "sweep",
+    "train_mode",
 ]
 __version__ = "0.2.0"
 
@@ -58,6 +59,7 @@ _FROM = {
     "runs.view.curves": ("History",),
     "training.callback": ("Callback", "View"),
     "tasks.task": ("PhasedTask", "Task"),
+    "tasks.train_mode": ("train_mode",),
 }
 
 

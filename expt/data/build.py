@@ -16,7 +16,7 @@ from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
-from expt.data.loading import Batch, LoaderOptions, mapped
+from expt.data.loading import ROWS, Batch, LoaderOptions, PerSample, mapped
 from expt.data.source import Source
 from expt.errors import ConfigError, DataError, counted, described, listed, warn
 from expt.features import Features
@@ -65,14 +65,20 @@ class Data:
 
     info: DataInfo
     example: tuple[Any, Any]
-    """inputs and targets of one sample, zeros on the device (of a text the mask is 1)"""
+    """inputs and targets of one sample on the device, zeros but for PerSample and masks of texts"""
     train: Loader
     val: Loader | None
     test: Loader | None
 
     def blank(self, size: int) -> Batch:
-        """Return a batch of `size` samples, all zeros."""
-        inputs, targets = mapped(lambda x: x.expand(size, *x.shape).clone(), self.example)
+        """Return a batch of `size` times the example."""
+
+        def several(one: Tensor | PerSample) -> Tensor | PerSample:
+            if isinstance(one, Tensor):
+                return one.expand(size, *one.shape).clone()
+            return PerSample(mapped(torch.clone, size * one))
+
+        inputs, targets = mapped(several, self.example, ROWS)
         return Batch(inputs, targets, size)
 
     def of_type(self, module: nn.Module) -> Data:

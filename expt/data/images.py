@@ -57,7 +57,8 @@ def of_parts(
     if target is None:
         target = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
     more |= {"train": NOTHING, **parts}
-    return Source(features=features, example=(torch.zeros(shape), target), **more)
+    example = torch.zeros(shape), torch.zeros_like(target)
+    return Source(features=features, example=example, **more)
 
 
 def of_arrays(

@@ -185,7 +185,7 @@ class Loader:
             if len(block) > 1:
                 parts = [*zip(inputs.split(size), targets.split(size), strict=True)]
             for part in parts:
-                yield Batch(*part, number, weightless)
+                yield Batch(*part, number, weightless).of_size(size)
 
     def _finished(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         drawn = None if order.drawn is None else to_device(order.drawn, self._options.device)
@@ -382,7 +382,7 @@ class StreamLoader(Loader):
                 drawn = to_device(drawn[:, places], options.device)
             inputs, targets = self._placed(part, drawn)
             self._place = place
-            yield Batch(inputs, targets, options.batch_size)
+            yield Batch(inputs, targets, options.batch_size).of_size(len(places))
 
     def _taken(self, stream: Stream, size: int) -> tuple[Stream, list[Any]]:
         """Return the next samples, and the pass in which they end."""
@@ -421,11 +421,11 @@ class StreamLoader(Loader):
             stream = Stream(self._reading)
             groups = enumerate(iter(lambda: stream.take(self._options.evaluated_at_once), []))
             mine = itertools.islice(groups, shard.rank, None, shard.world_size)
-            return (self._collated(group, 0, number) for number, group in mine)
+            for number, group in mine:
+                yield self._collated(group, 0, number), len(group)
 
-        for part in self._reader.ahead(parts):
-            batch = Batch(*self._placed(part, None), 0)
-            yield batch._replace(global_size=batch.size)
+        for part, size in self._reader.ahead(parts):
+            yield Batch(*self._placed(part, None), size).of_size(size)
 
 
 Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]

@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,14 @@ from expt.data.augment import Augmentation, Mixing
 
 MIN_EVAL_BATCH = 256
 NO_AUGMENTATION = Augmentation()
+
+
+class PerSample(list[Any]):
+    """A list in a batch with one item for each sample, such as tensors of unequal shapes."""
+
+
+ROWS = Tensor, PerSample
+"""The parts of a batch that have one row or item for each sample."""
 
 
 class Batch(NamedTuple):
@@ -26,18 +34,31 @@ class Batch(NamedTuple):
     """
 
     inputs: Any
-    """on the device: images float32 [b, C, H, W], normalised; else tensors [b, ...], nested"""
+    """on the device: images float32 [b, C, H, W], normalised; else tensors [b, ...], and lists with
+    an item for each sample, nested"""
     targets: Any
     """on the device: classes int64 [b], or shares of mixed ones float32 [b, num_classes]; else
     tensors [b, ...], nested, or None"""
     global_size: int
     """samples of the whole global batch; of this worker's batch in an evaluation"""
     weightless: bool = False
+    samples: int | None = None
+    """`size`, where no tensor or list is as long, as in a batch of graphs with targets of nodes"""
 
     @property
     def size(self) -> int:
         """This worker's samples."""
-        return int(next(leaves((self.targets, self.inputs))).shape[0])
+        return self.samples or _num_rows(self.inputs, self.targets)
+
+    def of_size(self, size: int) -> Batch:
+        """Return the same batch, which says its `size` where its tensors and lists do not."""
+        if _num_rows(self.inputs, self.targets) == size:
+            return self
+        return self._replace(samples=size)
+
+
+def _num_rows(inputs: Any, targets: Any) -> int:
+    return len(next(leaves((targets, inputs), ROWS)))
 
 
 class Order(NamedTuple):
@@ -205,26 +226,30 @@ def _side_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(index)
 
 
-def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Return the same containers with `function` of each tensor; all else stays as it is."""
-    if isinstance(tree, Tensor):
+Parts: TypeAlias = type[Any] | tuple[type[Any], ...]
+"""The classes of a tree's parts: tensors, or ROWS."""
+
+
+def mapped(function: Callable[[Any], Any], tree: Any, parts: Parts = Tensor) -> Any:
+    """Return the same containers with `function` of each of the `parts`; all else stays."""
+    if isinstance(tree, parts):
         return function(tree)
     if isinstance(tree, Mapping):
-        return {key: mapped(function, below) for key, below in tree.items()}
+        return {key: mapped(function, below, parts) for key, below in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(mapped(function, below) for below in tree))
+        return type(tree)(*(mapped(function, below, parts) for below in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(mapped(function, below) for below in tree)
+        return type(tree)(mapped(function, below, parts) for below in tree)
     return tree
 
 
-def leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield its tensors, in order."""
-    if isinstance(tree, Tensor):
+def leaves(tree: Any, parts: Parts = Tensor) -> Iterator[Any]:
+    """Yield its tensors, or other `parts`, in order."""
+    if isinstance(tree, parts):
         yield tree
     elif isinstance(tree, Mapping | list | tuple):
         for below in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from leaves(below)
+            yield from leaves(below, parts)
 
 
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias, cast
@@ -47,7 +47,7 @@ from expt.data.checked_samples import (
     without_gpu,
 )
 from expt.data.indexing import mix
-from expt.data.loading import Finish, LoaderOptions, leaves, mapped
+from expt.data.loading import ROWS, Finish, LoaderOptions, PerSample, leaves, mapped
 from expt.data.seeding import Keys, Read, Seeding, preserved_generators, seeded
 from expt.errors import ConfigError, DataError, ExptError
 
@@ -103,9 +103,66 @@ def left_as_it_was(dataset: Any) -> Iterator[None]:
         dataset.load_state_dict(start)
 
 
-def collate_of(dataset: Any) -> Any:
+class OwnCollate:
+    """A dataset's own method that makes a batch of samples.
+
+    A list whose length follows the number of samples becomes PerSample. A batch of one sample more
+    shows which do: two views of 2 images are a list of 2, too.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+        self._paths: frozenset[_Path] | None = None
+        """of such lists, once a batch has been looked at"""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return a batch."""
+        first = copy.deepcopy(samples[:1]) if self._paths is None else []
+        batch = self._collate(samples)
+        if self._paths is None:
+            self._paths = frozenset(self._found(first, len(samples), dict(_lengths(batch))))
+        return _marked(batch, self._paths) if self._paths else batch
+
+    def _found(self, first: list[Any], size: int, lengths: dict[_Path, int]) -> Iterator[_Path]:
+        if size not in lengths.values():
+            return
+        other = 2 if size == 1 else 1
+        with preserved_generators(), contextlib.suppress(Exception):  # it may want several samples
+            others = dict(_lengths(self._collate(first * other)))
+            yield from (
+                path for path, n in lengths.items() if n == size and others.get(path) == other
+            )
+
+
+_Path: TypeAlias = tuple[Any, ...]
+
+
+def _lengths(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
+    """Yield the lengths of lists and tuples in a batch, by their paths."""
+    if isinstance(tree, list | tuple):
+        yield path, len(tree)
+    if isinstance(tree, Mapping | list | tuple):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for key, below in items:
+            yield from _lengths(below, (*path, key))
+
+
+def _marked(tree: Any, paths: Collection[_Path], path: _Path = ()) -> Any:
+    """Return a batch with the lists at `paths` as PerSample."""
+    if path in paths:
+        return PerSample(tree)
+    if isinstance(tree, Mapping):
+        return {key: _marked(below, paths, (*path, key)) for key, below in tree.items()}
+    if isinstance(tree, list | tuple):
+        items = [_marked(below, paths, (*path, at)) for at, below in enumerate(tree)]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree
+
+
+def collate_of(dataset: Any) -> OwnCollate | None:
     """Return the dataset's own method that makes a batch of samples; None if it has none."""
-    return getattr(dataset, "collate", None)
+    own = getattr(dataset, "collate", None)
+    return own and OwnCollate(own)
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
@@ -120,22 +177,30 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
             fix = f"fix the dataset's method collate{place_of(error)}"
         fix = without_gpu(str(error)) or fix
         raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {fix}") from error
-    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
-    inputs, targets = batch if is_pair else (batch, None)
-    tensors = [*leaves((targets, inputs))]
-    if not tensors or any(tensor.dim() == 0 for tensor in tensors):
+    inputs, targets, size = batch, None, None
+    if isinstance(batch, list | tuple) and not isinstance(batch, PerSample):
+        if len(batch) == 2:
+            inputs, targets = batch
+        elif own and len(batch) == 3 and type(batch[2]) is int:
+            inputs, targets, size = batch
+    rows = [*leaves((targets, inputs), ROWS)]
+    if not rows or any(isinstance(one, Tensor) and one.dim() == 0 for one in rows):
         raise DataError(
             f"a batch ({type(batch).__name__}) must contain only tensors [samples, ...]"
         )
-    if own and (size := len(tensors[0])) != len(samples):
+    if size not in (None, len(samples)):
         raise DataError(
-            f"collate makes tensors of {size} for {len(samples)} samples; put the samples first,"
-            " each once, or, where inputs are of another order such as a graph's nodes, let targets"
-            " be [samples, ...]"
+            f"collate returns the size {size} for {len(samples)} samples; return len(samples)"
+        )
+    if own and size is None and len(rows[0]) != len(samples):
+        raise DataError(
+            f"collate makes tensors of {len(rows[0])} for {len(samples)} samples; put the samples"
+            " first, each once, or let targets be [samples, ...]; where both are of another order,"
+            " such as a graph's nodes, return (inputs, targets, len(samples))"
         )
     # One that requires grad can't be sent to another process.
-    found: tuple[Any, Any] = mapped(Tensor.detach, (inputs, targets))
-    return found
+    both: tuple[Any, Any] = mapped(Tensor.detach, (inputs, targets))
+    return both
 
 
 def first(dataset: Dataset[Any]) -> Any:
@@ -148,9 +213,18 @@ def first(dataset: Dataset[Any]) -> Any:
 
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
-    """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
+    """Return zeros like the inputs and targets of the first `sample`. Raise DataError.
+
+    A list with an item for each sample has the sample's item: zeros may be no boxes.
+    """
+
+    def of_first(rows: Tensor | PerSample) -> Tensor | PerSample:
+        if isinstance(rows, Tensor):
+            return torch.zeros_like(single(rows[0]))
+        return PerSample(mapped(single, rows[:1]))
+
     batch = collated([checked(check, 0, sample)], collate_of(dataset))
-    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(single(tensor[0])), batch)
+    found: tuple[Any, Any] = mapped(of_first, batch, ROWS)
     return found
 
 

@@ -266,10 +266,15 @@ class Anything(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""
+        if isinstance(predicted, list | tuple) and all(isinstance(x, Mapping) for x in predicted):
+            return _of_samples(predicted), {}
         found = [as_array(tensor) for tensor in tensors_in(predicted)]
         if not found:
             kind = type(predicted).__name__
-            raise ConfigError(f"the task predicts a {kind}; give tensors [B, ...]")
+            raise ConfigError(
+                f"the task predicts a {kind}; give tensors [B, ...], or a list with a dict of"
+                " tensors for each sample"
+            )
         names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
             names = [*map(apart, map(str, predicted))]
@@ -281,6 +286,17 @@ class Anything(Feature):
     def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """Return its part of each tensor."""
         return {name: several[place] for name, several in arrays.items()}
+
+
+def _of_samples(predicted: Sequence[Mapping[str, Any]]) -> Arrays:
+    """Return predictions that have a dict for each sample, of tensors of any shape."""
+    found = dict[str, np.ndarray]()
+    for name in dict.fromkeys(name for one in predicted for name in one):
+        found[apart(str(name))] = array = np.empty(len(predicted), object)
+        for place, one in enumerate(predicted):
+            parts = [_short(as_array(each[None]))[0] for each in tensors_in(one.get(name))]
+            array[place] = parts[0] if isinstance(one.get(name), torch.Tensor) else parts
+    return found
 
 
 class Features(NamedTuple):

@@ -69,6 +69,11 @@ class Predictor:
             batch = Batch(piece.samples, piece.targets, len(piece.about))
             outputs = self._task.forward(self.model.model, batch)
         decoded = self.form.decoded(self._task.predict(outputs), piece.targets)
+        if wrong := {len(each) for each in decoded[0].values()} - {len(piece.about)}:
+            raise errors.ConfigError(
+                f"the task predicts {wrong.pop()} rows for {len(piece.about)} samples; give one for"
+                " each"
+            )
         return Answers(piece.about, *decoded, piece.sizes)
 
     def _pieces(self) -> Iterator[Piece]:

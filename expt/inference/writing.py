@@ -105,6 +105,8 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
         for name in answers.about[0]:
             parts[name].append(np.array([about[name] for about in answers.about]))
         for name, array in answers.arrays.items():
+            if array.dtype.kind == "O":
+                raise ConfigError(f"{name}: differs in shape from sample to sample; use a .jsonl")
             parts[name].append(array)
 
     yield write

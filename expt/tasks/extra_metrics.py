@@ -15,7 +15,7 @@ from torch import Tensor
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
-from expt.errors import ConfigError, described, is_out_of_memory, warn
+from expt.errors import ConfigError, described, is_out_of_memory, listed, warn
 from expt.features import Anything, Feature
 from expt.tasks.task import Task
 
@@ -96,7 +96,7 @@ class ExtraMetrics:
                 with _explained(name, metric, self._given), few:
                     value = metric.compute()
                 if value is not None:
-                    _refuse_several(name, value)
+                    _number(name, value)
                 metric.reset()
         self._batches = 0
 
@@ -156,8 +156,7 @@ class ExtraMetrics:
                 value = metric.compute()
         finally:
             self._everyones.clear()
-        _refuse_several(name, value)
-        return float(value)
+        return _number(name, value)
 
     def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
         """Have `part` compute as if it had seen all workers' batches, one worker after another."""
@@ -213,12 +212,15 @@ def _parts(metric: Metric) -> list[Metric]:
     ]
 
 
-def _refuse_several(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ConfigError(
-            f"task.metrics.{name}: gives {described(value)}, not one number; choose an average,"
-            " e.g. average=macro"
-        )
+def _number(name: str, value: Any) -> float:
+    """Return a metric's number; of several with names the one of its own name."""
+    found = value.get(name) if isinstance(value, Mapping) else value
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return float(found)
+    fix = "choose an average, e.g. average=macro"
+    if isinstance(value, Mapping):
+        fix = f"name it after one of these: {listed(map(str, value))}"
+    raise ConfigError(f"task.metrics.{name}: gives {described(value)}, not one number; {fix}")
 
 
 def _fix(name: str, predictions: Any) -> str:

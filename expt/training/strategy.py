@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from expt.data.indexing import local_slice
-from expt.data.loading import Batch, leaves, mapped
+from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
 from expt.errors import ConfigError, is_out_of_memory, listed, sized_by, warn
 from expt.training import batch_norm, collectives, random_state, sharding
 from expt.training.collectives import Worker
@@ -319,12 +319,11 @@ def micro_batches(
     """
     if count == 1:
         return [batch]
-    lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
-    if len(lengths) > 1:
+    if not can_be_cut(batch):
         raise ConfigError(
             f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1"
         )
-    size, most = lengths.pop(), -(-batch.global_size // world_size)
+    size, most = batch.size, -(-batch.global_size // world_size)
     number = min(most, count) if interleaved else len(_cut(most, count))
     cuts = [slice(at, size, number) for at in range(number)] if interleaved else _cut(size, count)
     if len(cuts) != number:
@@ -340,13 +339,17 @@ def micro_batches(
 
 def part_of(batch: Batch, cut: slice) -> Batch:
     """Return some of the samples; their tensors are views."""
-    inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
+
+    def part(rows: Tensor | PerSample) -> Tensor | PerSample:
+        return rows[cut] if isinstance(rows, Tensor) else PerSample(rows[cut])
+
+    inputs, targets = mapped(part, (batch.inputs, batch.targets), ROWS)
     return batch._replace(inputs=inputs, targets=targets)
 
 
 def can_be_cut(batch: Batch) -> bool:
-    """Return whether all tensors are equally long."""
-    return len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1
+    """Return whether all tensors, and lists of an item for each sample, are as long as it."""
+    return {*map(len, leaves((batch.inputs, batch.targets), ROWS))} == {batch.size}
 
 
 def _cut(size: int, count: int) -> list[slice]:

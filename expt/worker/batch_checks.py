@@ -20,7 +20,7 @@ from expt.config.constraints import Target
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.changes import Watched
-from expt.data.loading import Batch, leaves, mapped
+from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
 from expt.tasks.checks import method_of
 from expt.tasks.sums import LOSS
@@ -289,7 +289,7 @@ def _sums_of_parts(
 ) -> list[dict[str, _Sum]]:
     """Return the sums of a few samples: as they are, on more workers, each twice, and of halves."""
     found = list[dict[str, _Sum]]()
-    twice = functools.partial(mapped, lambda each: torch.cat((each, each)))
+    twice = functools.partial(mapped, _doubled, parts=ROWS)
     few = _cut(batch if batch.size > 1 else twice(batch))
     one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
     more = few._replace(global_size=2 * few.size)
@@ -299,6 +299,10 @@ def _sums_of_parts(
             with learner.precision.autocast():
                 found.append(_sums(task, module.eval(), part, predicted=predicted))
     return found
+
+
+def _doubled(rows: Tensor | PerSample) -> Tensor | PerSample:
+    return torch.cat((rows, rows)) if isinstance(rows, Tensor) else PerSample(2 * rows)
 
 
 def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:

@@ -16,12 +16,18 @@ WORKERS, WATCHDOGS = (f"tests/faults/test_{name}.py" for name in ("workers", "wa
 FILES, LOADING, FOLDERS = (
     f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache")
 )
+TABLE, OWN_SAMPLES = "tests/data/test_table.py", "tests/data/test_own_samples.py"
 ONE_WORKER, PATCHES = "tests/worker/test_run.py", "tests/training/test_patches.py"
 FAST_PATHS = "tests/integration/test_numbers.py"
 # For what has no file of tests of its own, by the start of its path.
 INSTEAD: dict[str, tuple[str, ...]] = {
     "config": ("tests/config/test_parse.py",),
     "data": (LOADING, FILES),
+    "data/changes": ("tests/worker/test_custom_state.py", OWN_SAMPLES),
+    "data/memory": (TABLE, LOADING),
+    "data/rows": (TABLE, "tests/data/test_table_sources.py"),
+    "data/samples": ("tests/data/test_streams.py", OWN_SAMPLES, "tests/data/test_own_collate.py"),
+    "data/table_files": (TABLE, "tests/data/test_table_sources.py"),
     "data/kinds/image_folder": (FOLDERS, "tests/data/test_build.py"),
     "launch": (WORKERS,),
     "launch/torchrun": (f"{RUN}::test_torchruns_workers_share_one_run_folder",),
@@ -48,6 +54,8 @@ INSTEAD: dict[str, tuple[str, ...]] = {
 }
 # For what its own tests see in part.
 BESIDE: dict[str, tuple[str, ...]] = {
+    "runs/continuing": (RESUME, "tests/worker/test_continue.py"),
+    "training/loop": (NUMBERS, "tests/worker/test_phases.py"),
     "config/rules": ("tests/config/test_parse.py",),
     "launch/workers": (WORKERS,),
     "worker/build": (ONE_WORKER,),

@@ -16,6 +16,7 @@ from expt.data.loading import Batch, LoaderOptions
 from expt.data.source import Source
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification
+from expt.training.strategy import can_be_cut, micro_batches
 
 CPU = torch.device("cpu")
 PIXELS = torch.arange(8 * 2 * 3 * 3.0).view(8, 2, 3, 3) / 144
@@ -149,3 +150,69 @@ def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None
         list(mixed.epoch(1))
     with pytest.raises(DataError, match=r"float32 \[\d, 2\]; let them be class numbers"):
         batches("shares")
+
+
+class Structures(Dataset[Any]):
+    """Samples whose batches are lists, of a length that follows the samples or not."""
+
+    def __init__(self, train: bool, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((2, index + 2), index), index
+
+    def collate(self, samples: list[Any]) -> Any:
+        images, labels = zip(*samples, strict=True)
+        targets = torch.tensor(labels)
+        boxes = [{"boxes": image, "name": str(image)} for image in images]
+        cut = torch.stack([image[:, :2] for image in images])
+        found: dict[str, Any] = {
+            "lists": (list(images), boxes),
+            "nested": ({"images": images, "sizes": targets}, boxes),
+            "views": ([cut, cut + 1], targets),
+            "nodes": (torch.cat(images, 1).T, None, len(samples)),
+            "only": list(images),
+            "short": (torch.cat(images, 1).T, None, len(samples) - 1),
+        }
+        return found[self.kind]
+
+
+def of_structure(kind: str, batch_size: int) -> list[Batch]:
+    config = Custom(target=f"{__name__}.Structures", kwargs={"kind": kind})
+    source = custom.source(config, 0, None)
+    options = LoaderOptions(batch_size=batch_size, device=CPU)
+    return [*source.train.load(torch.arange(6), options).epoch(1)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["lists", "nested", "only"])
+def test_a_list_of_an_item_for_each_sample_is_cut_like_a_tensor(kind: str, batch_size: int) -> None:
+    batch = of_structure(kind, batch_size)[0]
+    assert batch.size == batch_size
+    parts = micro_batches(batch, batch_size)
+    assert [part.size for part in parts] == [1] * batch_size
+    for index, part in enumerate(parts):
+        images = part.inputs["images"] if kind == "nested" else part.inputs
+        assert [*images[0].shape] == [2, index + 2]
+        if kind != "only":
+            assert len(part.targets) == 1
+            assert part.targets[0]["boxes"].shape == images[0].shape
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_list_of_views_is_not_one_of_samples(batch_size: int) -> None:
+    batch = of_structure("views", batch_size)[0]
+    last = micro_batches(batch, batch_size)[-1]
+    assert [view.shape[0] for view in last.inputs] == [1, 1]
+    assert torch.equal(last.inputs[0] + 1, last.inputs[1])
+
+
+def test_a_batch_of_another_order_says_its_size() -> None:
+    (batch,) = of_structure("nodes", 6)
+    assert (batch.size, len(batch.inputs)) == (6, sum(range(2, 8)))
+    assert not can_be_cut(batch)
+    with pytest.raises(DataError, match="size 0 for 1 samples"):
+        of_structure("short", 6)

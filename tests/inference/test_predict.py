@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import expt
 from expt.errors import ConfigError, DataError
 from expt.features import Answers, Anything, Features, Numbers
+from expt.inference.writing import to_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
@@ -401,3 +402,23 @@ def test_changed_data_are_told(
     table.unlink()
     with pytest.raises(DataError, match="there is no such file"):
         expt.predict(made.folder, split="test")
+
+
+def test_a_dict_for_each_sample_may_have_tensors_of_any_shape(tmp_path: Path) -> None:
+    predicted = [
+        {"boxes": torch.arange(4.0 * number).view(-1, 4), "score": torch.tensor(0.1 * number)}
+        for number in (2, 0, 1)
+    ]
+    form = Anything()
+    arrays, names = form.decoded(predicted, None)
+    given = Answers([{"index": at} for at in range(3)], arrays, names)
+    with to_file(tmp_path / "found.jsonl", force=False) as write:
+        write(given, form)
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [len(line["boxes"]) for line in lines] == [2, 0, 1]
+    assert lines[0]["boxes"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert [line["score"] for line in lines] == pytest.approx([0.2, 0.0, 0.1])
+    refused = pytest.raises(ConfigError, match=r"boxes: .*jsonl")
+    with refused, to_file(tmp_path / "found.npz", force=False) as write:
+        write(given, form)
+    assert [path.name for path in tmp_path.iterdir()] == ["found.jsonl"]

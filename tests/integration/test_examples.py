@@ -155,6 +155,47 @@ def siamese(own: Own, folder: Path) -> Curves:
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
 
 
+def detection(own: Own, folder: Path) -> Curves:
+    model, dataset = first(folder, own["Detector"], 3, 4, 32), own["Shapes"](True, SIZE)
+
+    def loss(batch: list[Any]) -> Tensor:
+        images, targets = map(list, zip(*batch, strict=True))
+        losses: dict[str, Tensor] = model(images, targets)
+        return losses["classification"] + losses["bbox_regression"]
+
+    return {"loss": descend(optim.Adam(model.parameters(), 0.001), samples(dataset), loss)}
+
+
+def contrastive(own: Own, folder: Path) -> Curves:
+    torch.manual_seed(SEED)
+    model = own["Encoder"](4, 8)
+    model(torch.zeros(1, 1, 24, 24))
+    torch.save(model.state_dict(), folder / "first.pt")
+
+    def loss(batch: Any) -> Tensor:
+        views = model(torch.cat([*batch]))
+        cosines = functional.cosine_similarity(views[:, None], views[None], dim=2) / 0.2
+        others = cosines.masked_fill(torch.eye(len(views), dtype=torch.bool), -torch.inf)
+        partners = others.diagonal(len(views) // 2)
+        both = torch.cat((partners, partners))
+        return 2 * (others.logsumexp(1) - both).mean()
+
+    steps = batches(own["Views"](folder, True, 24))
+    return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
+
+
+def diffusion(own: Own, folder: Path) -> Curves:
+    model, mean = first(folder, own["Diffusion"], 4, 2), nn.MSELoss()
+
+    def loss(batch: Any) -> Tensor:
+        angle = batch["time"] * torch.pi / 2
+        noisy = angle.cos() * batch["image"] + angle.sin() * batch["noise"]
+        return mean(model.generator.noise_in(noisy, batch["time"]), batch["noise"])
+
+    steps = batches(own["Images"](folder, True))
+    return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
+
+
 def super_resolution(own: Own, folder: Path) -> Curves:
     model, mean = first(folder, own["Upscale"], 8), nn.MSELoss()
     steps = batches(own["Shrunk"](folder, True))
@@ -308,6 +349,9 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     vae: "dataset.root=. model.width=16 model.latent=3 dataset.latent=3 callbacks=[]",
     dcgan: "dataset.root=. model.noise=5 model.width=4 dataset.noise=5 callbacks=[]",
     siamese: "dataset.root=. model.width=4 model.features=8",
+    contrastive: "dataset.root=. model.width=4 model.features=8",
+    diffusion: "dataset.root=. model.width=4 model.steps=2 ema=null callbacks=[]",
+    detection: "dataset.size=40 model.width=4 model.side=32",
     super_resolution: "dataset.root=. model.width=8",
     translation: """model.width=16 model.heads=2 model.layers=1 model.longest=6
         dataset.longest=6 dataset.size=40""",

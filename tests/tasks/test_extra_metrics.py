@@ -144,6 +144,27 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
+class Boxes(Task):
+    def loss(self, outputs: Any, batch: Batch) -> Sum:
+        return torch.zeros(()), batch.size
+
+
+def test_of_several_numbers_with_names_that_of_the_metrics_own_name_is_taken() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]])
+    found = [{"boxes": boxes, "scores": torch.ones(1), "labels": torch.ones(1).long()}]
+    wanted = [{"boxes": boxes + torch.tensor([0, 0, 0, 2]), "labels": torch.ones(1).long()}]
+    batch, overlap = Batch(found, wanted, 1), Late("torchmetrics.detection").IntersectionOverUnion
+
+    def measured(name: str) -> dict[str, float]:
+        extra = ExtraMetrics({name: overlap()})
+        extra.update(Boxes(), found, batch)
+        return extra.compute(lambda value: [value])
+
+    assert measured("iou") == {"iou": pytest.approx(0.5)}
+    with pytest.raises(ConfigError, match=r"metrics\.overlap: gives .*one of these: iou"):
+        measured("overlap")
+
+
 def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
     """[B, 1], which a rank correlation refuses, or would take for rows of one number each."""
     task = Regression()
