@@ -117,9 +117,11 @@ class Tokenizer:
             return found["input_ids"], found["assistant_masks"]
         if not self.is_causal:
             return self._ids(first), []
-        prompts, responses = (first, second) if second else ([""] * len(first), first)
+        asks, none = self._role == "prompt", [""] * len(first)
+        prompts, responses = (first, second or none) if asks else (none, first)
         begin = [each for each in self._ids([""])[0] if each == own.bos_token_id][:1]
-        end = [] if own.eos_token_id is None else [own.eos_token_id]
+        is_whole = bool(second) or not asks  # a prompt alone is to be continued
+        end = [own.eos_token_id] if is_whole and own.eos_token_id is not None else []
         both = (self._ids(each, add_special_tokens=False) for each in (prompts, responses))
         pairs = [(begin + asked, said + end) for asked, said in zip(*both, strict=True)]
         counted = [[0] * len(asked) + [1] * len(said) for asked, said in pairs]

@@ -37,11 +37,11 @@ class TextRows(Rows):
         if isinstance(samples, Mapping):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
         several = [samples] if isinstance(samples, str) else [*samples]
-        if len(self.feature.names) > 1:  # prompts alone, or with responses
-            pairs = [(each, "") if isinstance(each, str) else each for each in several]
-            return self(self._encode([*zip(*pairs, strict=True)])[0])
-        is_one = several and isinstance(several[0], Mapping)  # a conversation
-        return self(self._encode([[several] if is_one else several])[0])
+        first = several[0] if several else None
+        columns = [[several]] if isinstance(first, Mapping) else [several]  # a conversation
+        if self.feature.role == "prompt" and not isinstance(first, str):  # with its response
+            columns = [*zip(*several, strict=True)]
+        return self(self._encode(columns)[0])
 
     def take(self, texts: Sequence[str]) -> None:
         """See Inputs."""

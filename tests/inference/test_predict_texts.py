@@ -3,6 +3,7 @@
 import csv
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,12 +139,14 @@ def test_a_causal_model_says_how_likely_responses_are(
     model = expt.load(run.folder)
     with (place / "t.csv").open() as file:
         row = next(csv.DictReader(file))
-    batch = model.preprocess([(row["asked"], row["said"])])
+    batch: Any = model.preprocess([(row["asked"], row["said"])])
+    prompt: Any = model.preprocess("w1 w2")
     with torch.no_grad():
         chances = model(batch).log_softmax(-1)[0]
     ids = batch["input_ids"][0].tolist()
     own = [-float(chances[at - 1, ids[at]]) for at in range(3, len(ids))]
     assert ids[:3] == [1, 4, 5]
+    assert prompt["input_ids"].tolist() == [ids[:3]]
     assert int(first["tokens"]) == len(own)
     assert float(first["loss"]) == pytest.approx(sum(own) / len(own), rel=1e-5)
     assert typed("predict", str(run.folder), "--text", "w1").returncode == 2
