@@ -47,8 +47,8 @@ class HuggingFace(nn.Module):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         keywords = inspect.signature(inner.forward).parameters
         self._options = {"use_cache": False} if "use_cache" in keywords else {}
-        self.register_state_dict_post_hook(_leave_out)
-        self.register_load_state_dict_pre_hook(_put_in)
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_put_in)  # type: ignore[no-untyped-call]
 
     def forward(self, inputs: Any) -> Any:
         """Return the logits."""
@@ -146,8 +146,8 @@ def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[s
         )
     if (problem := _PROBLEMS.get(type(targets))) is not None:
         number = features.targets.shapes["num_classes"]
-        names = targets.names if len(targets.names) == number else None
-        names = names or [f"LABEL_{place}" for place in range(number)]
+        are_named = len(targets.names) == number
+        names = targets.names if are_named else [f"LABEL_{place}" for place in range(number)]
         own.num_labels, own.problem_type = number, problem
         own.id2label, own.label2id = dict(enumerate(names)), {x: i for i, x in enumerate(names)}
         if (pad := getattr(features.inputs, "pad_id", own.pad_token_id)) is None:

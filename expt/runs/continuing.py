@@ -189,7 +189,7 @@ def _refuse(source: Source, request: RunRequest) -> None:
         )
     if made.get("base") != content.get("base"):
         raise ConfigError(
-            f"model.path={config.model.path}: its files are not those that {found.run} began from;"  # type: ignore[union-attr]
+            f"model.path={config.model.path}: its files are not those that {found.run} began from;"
             " give these, or start a new run"
         )
     if made.get("code") != content.get("code") or own_code.changed(record):

@@ -132,7 +132,7 @@ class Run:
         self.record = Record(
             self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
         )
-        about = {"compared": self.compared} if self.compared else {}
+        about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
         if isinstance(self.learner.module, HuggingFace):
             about["base"] = {**self.learner.module.base}
         self.record.begin(**position.length, data=told, **about)

@@ -18,7 +18,7 @@ from tests.texts import CHAT, make_tokenizer, some_texts, write_csv
 
 SHORT = as_typed(
     "model=transformers dataset=table dataset.text=text dataset.max_tokens=16 debug=true"
-    " batch_size=8 max_steps=2 optimizer=adamw scheduler=linear tensorboard.images=false"
+    " batch_size=8 max_steps=2 optimizer=adamw scheduler=constant tensorboard.images=false"
 )
 LORA = "model.lora.rank=2"
 
@@ -58,11 +58,9 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
     trained: Trained, words: Sequence[str], tmp_path: Path
 ) -> None:
     run = trained(*words)
-    shutil.rmtree(tmp_path / "bert")
-    model = expt.load(run.folder)
-    with torch.no_grad():
-        wanted = model(INPUTS)
+    (tmp_path / "bert" / "model.safetensors").unlink()
     assert trained(*words, "resume=auto", "max_steps=3").result["steps"] == 3
+    shutil.rmtree(tmp_path / "bert")
     folder = exported(run, "--which", "last")
     transformers = library()
     other = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -71,10 +69,10 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
     last = expt.load(run.folder, "last")
     with torch.no_grad():
         assert torch.equal(other(**INPUTS).logits, last(INPUTS))
-        assert not torch.equal(wanted, last(INPUTS))
     assert len(transformers.AutoTokenizer.from_pretrained(folder)) == 64
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # of peft's own
 def test_adapters_need_the_published_weights_they_were_trained_with(
     trained: Trained, words: Sequence[str], tmp_path: Path
 ) -> None:
@@ -91,7 +89,7 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
     assert config.id2label == {0: "no", 1: "yes"}
     auto = peft.AutoPeftModelForSequenceClassification
     with torch.no_grad():
-        for other in (merged, auto.from_pretrained(adapters, config=config)):
+        for other in (merged, auto.from_pretrained(adapters, num_labels=2)):
             torch.testing.assert_close(other.eval()(**INPUTS).logits, wanted, atol=1e-5, rtol=0)
     with pytest.raises(ConfigError, match=r"huggingface: is there already; use --force"):
         exported(run)

@@ -155,7 +155,7 @@ def test_what_cannot_be_built_is_refused_by_what_it_is(
     bert: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    refused = {
+    refused: dict[str, Any] = {
         r"^model.lora.targets=query: ": {"lora": {"rank": 2, "targets": ("quary",)}},
         r"^model.config.hidden: bert has no such entry. Did you mean ": {"config": {"hidden": 1}},
         r"^model.path=.*: knows 32 tokens, and the tokenizer has 64; ": {
@@ -208,7 +208,7 @@ def test_the_files_of_the_published_model_are_part_of_the_identity(
     words = "model=transformers", f"model.path={folder}"
     config = configured(*words)
     first = identity_of(config)
-    assert first.content["base"] == published(config.model)  # type: ignore[arg-type]
+    assert first.content["base"] == published(config.model)
     (folder / "README.md").write_text("more")
     assert identity_of(config) == first
     elsewhere = folder.rename(tmp_path / "elsewhere")
@@ -216,7 +216,7 @@ def test_the_files_of_the_published_model_are_part_of_the_identity(
     assert identity_of(moved) == first
     (elsewhere / "model.safetensors").write_bytes(b"others")
     assert identity_of(moved).digest != first.digest
-    new = dataclasses.replace(moved, model=dataclasses.replace(moved.model, pretrained=False))  # type: ignore[arg-type]
+    new = dataclasses.replace(moved, model=dataclasses.replace(moved.model, pretrained=False))
     before = identity_of(new)
     (elsewhere / "model.safetensors").unlink()
     assert identity_of(new) == before, "no weights are read"
