@@ -67,5 +67,7 @@ class TextRows(Rows):
         return rows, dict[int, str](), dict[str, Counter[str]]()
 
     def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str] = ()) -> Piece:
+        if not len(rows):
+            return Piece(about, (), skipped)
         inputs, following = self._encode(rows.T.tolist())
         return Piece(about, inputs, skipped, following)

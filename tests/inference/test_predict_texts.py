@@ -119,6 +119,10 @@ def test_a_run_is_used_without_its_tokenizers_folder(
     test = typed("predict", str(run.folder), "--split", "test", "--output", str(tmp_path / "t.csv"))
     assert test.returncode == 0
     assert typed("predict", str(run.folder), str(place / "bags.py")).returncode == 2
+    (tmp_path / "bad.csv").write_text("said,id\nw1,2,3\n")
+    bad = typed("predict", str(run.folder), str(tmp_path / "bad.csv"))
+    assert bad.returncode == 2
+    assert "row 1: has 3 cells" in bad.stderr
 
 
 def test_a_causal_model_says_how_likely_responses_are(
