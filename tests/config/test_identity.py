@@ -57,7 +57,7 @@ IN_NO_IDENTITY = {
     "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
-    "dataset.max_categories",
+    "dataset.max_categories", "dataset.tokenizer",
     "dataset.group", "dataset.labels",  # of a folder: what the file holds counts
 }  # fmt: skip
 """With all keys below the following."""

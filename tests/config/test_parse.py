@@ -81,6 +81,7 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
         ],
         "diabetes": ["task=regression"],
         "steps": ["~task", "+task._target_=own.Task"],
+        "table": ["dataset.path=x", "dataset.targets=x"],
         "unet": [
             *as_typed("task=segmentation dataset=segmentation_folder dataset.root=photos"),
             *as_typed("dataset.num_classes=3"),
