@@ -37,7 +37,7 @@ def check_together(runs: Sequence[Trained], split: str | None, *, flips: bool = 
             if own != values[name]:
                 has, wanted = (shorten(str(value), _SHOWN) for value in (own, values[name]))
                 raise ConfigError(
-                    f"{one.run}: has the {name} {has}, and {first.run} {wanted}, so they have no mean;"
+                    f"{one.run}: has the {name} {has}, and {first.run} {wanted}; they have no mean:"
                     f" name runs of equal {name}, or one at a time"
                 )
 
