@@ -92,8 +92,13 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
 
 
 def pictures_of_evaluations(paths: RunPaths) -> dict[str, bytes]:
-    """Return the newest confusion matrices and mistakes of a run and its evaluations, as PNG."""
-    evaluations = sorted(paths.evaluations.glob("*/"), key=lambda path: path.stat().st_mtime)
+    """Return the newest confusion matrices and mistakes of a run and its evaluations, as PNG.
+
+    Those of a mean over several runs or mirror images are left out.
+    """
+    about = {path: read_result(RunPaths(path)) for path in paths.evaluations.glob("*/")}
+    own = [x for x in about if not {"mean_of", "flips"} & about[x].get("evaluation_of", {}).keys()]
+    evaluations = sorted(own, key=lambda path: path.stat().st_mtime)
     files = (file for own in (paths, *map(RunPaths, evaluations)) for file in own.event_files())
     return {
         value.tag: value.image.encoded_image_string

@@ -37,8 +37,8 @@ def check_together(runs: Sequence[Trained], split: str | None, *, flips: bool = 
             if own != values[name]:
                 has, wanted = (shorten(str(value), _SHOWN) for value in (own, values[name]))
                 raise ConfigError(
-                    f"{one.run}: has the {name} {has}, and {first.run} {wanted}; average runs of"
-                    f" equal {name}"
+                    f"{one.run}: has the {name} {has}, and {first.run} {wanted}; they have no mean:"
+                    f" name runs of equal {name}, or one at a time"
                 )
 
 

@@ -208,3 +208,6 @@ def test_the_end_of_a_run_is_drawn_with_the_best_weights(trained: Trained, tmp_p
             drawn = Image.open(io.BytesIO(found[f"confusion/{split}"]))
             expected = confusion_matrix(*counts_of(run.folder, split))
             assert (pixels(drawn) == pixels(expected)).all()
+    expt.evaluate(run.folder, "world_size=1", flips=True, quiet=True)
+    assert [*(run.folder / "evaluations" / "test-flips").glob("events*")]
+    assert pictures_of_evaluations(run.paths) == found, "those of mirror images are another model's"
