@@ -255,7 +255,7 @@ class _Base:
         group, chosen = path[0], own.get(path[0])
         is_custom = isinstance(chosen, dict) and "_target_" in chosen
         is_name = isinstance(chosen, dict) and path[1:] == ["name"] and not is_custom
-        if is_name and value != chosen.get("name") and value in options(group):
+        if is_name and value != own[group].get("name") and value in options(group):
             raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
         # Every custom dataset has these keys, in its YAML or not.
         may_add = is_custom and group == "dataset" and not CUSTOM_DATASET_KEYS.isdisjoint(path[1:2])

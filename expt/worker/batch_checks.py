@@ -224,7 +224,7 @@ class _ShareCheck:
                 found.append(seen.tensors)
         if len(found) < 2:
             return False
-        for one, other in zip(*found, strict=False):
+        for one, other in zip(found[0], found[1], strict=False):
             _, is_integer = one
             if one != other or is_integer:
                 return one != other
