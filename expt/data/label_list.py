@@ -126,8 +126,8 @@ def _match(
             raise DataError(f"{at}: {twice} both label {pictures.paths[places[0]]}; keep one")
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():
-        start = "" if folder == Path(root) else os.path.join(folder, "")
-        if inside := [place for place in sorted(row_of) if every[place].startswith(start)]:
+        start = "" if folder == Path(root) else f"{os.path.relpath(folder, root)}{os.sep}"
+        if inside := [place for place in sorted(row_of) if pictures.paths[place].startswith(start)]:
             parts[part] = inside
     taken = set[int]().union(*parts.values())
     counts = {
@@ -244,7 +244,7 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
             continue
         places = [pictures.find(name) if name else [] for name in cells.pop(column)]
         found = [[pictures.files[x] for x in several] for several in places if several]
-        kinds = [{classes.get(path, 0) for path in paths} for paths in found]
+        kinds = [{classes.get(os.path.normpath(path), 0) for path in paths} for paths in found]
         folders = set.intersection(*({*map(os.path.dirname, paths)} for paths in found))
         there = [x for x in pictures.files if os.path.dirname(x) in folders] or pictures.files
         if 2 * len(found) < len(there):

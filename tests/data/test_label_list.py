@@ -14,7 +14,7 @@ from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Labels
 from tests import facade
-from tests.facade import Capture, dataset, part
+from tests.facade import Capture, Patch, dataset, part
 
 KINDS = ("red", "green", "blue")
 NUMBERS = "dataset.target=size task=regression"
@@ -35,12 +35,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def of(root: Path, words: str, **changes: Any) -> Any:
+def of(root: Path | str, words: str, **changes: Any) -> Any:
     image = f"dataset=image_folder dataset.root={root} dataset.image_size=[6,6] dataset.mean=null"
     return dataset(f"{image} dataset.std=null dataset.val_fraction=0 {words}", **changes)
 
 
-def built(root: Path, words: str, **changes: Any) -> Data:
+def built(root: Path | str, words: str, **changes: Any) -> Data:
     chosen = of(root, words, **changes)
     task = part("task", f"dataset=image_folder dataset.root={root} {words}")
     assert not chosen.problems(task)
@@ -131,6 +131,22 @@ def test_parts_folds_and_groups_are_those_of_folders(root: Path, tmp_path: Path)
     (tmp_path / "groups.csv").write_text("\n".join(["file_name,group", *lines]))
     data = built(root, words, group=str(tmp_path / "groups.csv"), val_fraction=0.4)
     assert {*read(data)} in ({0, 2, 4}, {6, 8, 10})
+
+
+@pytest.mark.parametrize("way", [".", "./", "../in", "./../in/"])
+def test_the_folder_may_be_named_in_any_way(root: Path, way: str, monkeypatch: Patch) -> None:
+    (root / "images" / "of_0").rename(root / "train")
+    (root / "images" / "of_1").rename(root / "test")
+    monkeypatch.chdir(root)
+    words = f"{LIST} dataset.target=colour"
+    assert built(way, words).info.sizes["test_size"] == 6
+    for split in ("train", "test"):
+        for number, file in enumerate(sorted((root / split).glob("*.png"))):
+            (folder := root / split / f"c{number % 2}").mkdir(exist_ok=True)
+            file.rename(folder / file.name)
+    lines = [f"p{x:02},{x // 2 % 2}" for x in range(12)]
+    (root / "train.csv").write_text("\n".join(["id,y", *lines]))
+    of(way, "").prepare(part("task", "dataset=digits"))  # it agrees with the folders
 
 
 def test_the_content_of_the_list_counts(root: Path) -> None:

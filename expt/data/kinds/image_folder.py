@@ -260,8 +260,9 @@ class ImageFolder(_Folder, kinds.Images):
 
         Raise DataError to learn from where all that it names are of one of these classes.
         """
-        pairs = (zip(each.files, each.labels, strict=True) for each in listings.values())
-        of_file = dict(itertools.chain.from_iterable(pairs))
+        of_file = dict[str, int]()
+        for each in listings.values():
+            of_file.update(zip(map(os.path.normpath, each.files), each.labels, strict=True))
         words, is_one = label_list.proposed(self.root, of_file, self.group)
         if words and is_one and learns:
             raise DataError(
