@@ -132,6 +132,8 @@ def _points(asked: argparse.Namespace) -> list[Point]:
         record, found = read_result(paths), MetricsReader(paths).read()
     rates = [point.value for point in found if point.tag == tags.LR]
     losses = [point.value for point in found if point.tag == tags.RUNNING_LOSS]
+    if len(rates) > 1 and rates[0] == rates[-1]:
+        raise ConfigError("optimizer.groups: have optimizers for all parameters; leave one out")
     if record.get("ended_by") == "max_minutes":
         warn(f"the minute was over after {len(losses)} steps; use --steps {len(losses)}")
     points, average = list[Point](), 0.0

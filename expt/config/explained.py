@@ -146,7 +146,7 @@ def _near(path: list[str], node: Mapping[str, Any], root: Any) -> list[str]:
     below = [each for each in keys.all_keys() if each.endswith(f".{'.'.join(path)}")]
     # few mean the keys of trackers, or of an optimizer for some parameters
     below.sort(key=lambda each: (each.split(".")[0] in registry.trackers(), each.count(".")))
-    return below[:1] or nearest(path[-1], names_around(path, node, root))
+    return below[:1] or nearest(path[-1], {*names_around(path, node, root)} - {path[-1]})
 
 
 def _of_missing(path: list[str]) -> str:
