@@ -41,7 +41,7 @@ _LIBRARIES = {
     "timm": r"\btimm\b",
     "torchmetrics": r"\btorchmetrics\b",
     "torchvision": r"\btorchvision\b",
-    "expt.launch.preload:for_transformers": r"\bmodel(?:[.]path)?=\S*\btransformers\b",
+    "expt.launch.preload:for_transformers": r"\bmodel=\S*\btransformers\b",
     "peft": r"\bmodel[.]lora[.]rank=",
     "expt.launch.preload:for_sharding": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }

@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[int | str, ...]] = {
         "optimizer.lrr=1: there is no such key. Did you mean 'lr'?"),
     "unknown name in a group": (0, "model.name=mlpp",
         "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, "
-        "timm, transformer, unet. Did you mean 'mlp'?"),
+        "timm, transformer, unet, transformers. Did you mean 'mlp'?"),
     "text for an integer": (0, "batch_size=abc", "batch_size=abc: input should be a valid integer"),
     "a number for a list": (0, "model.hidden=256",
         "model.hidden=256: input should be a list, e.g. model.hidden=["),

@@ -245,6 +245,9 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
     ]
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
     assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
+    tuned = as_typed("model=mlp,transformers model.path=a/mlp model.lora.rank=8")
+    assert forkserver.libraries_in(tuned) == ["expt.launch.preload:for_transformers", "peft"]
+    assert forkserver.libraries_in(["dataset.root=transformers", "model=transformer"]) == []
     for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
         assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload:for_sharding"]
     code = """

@@ -88,6 +88,11 @@ def test_a_model_that_reads_its_numbers_is_refused() -> None:
         footprints(config("~model", f"+model._target_={__name__}.Decides"))
 
 
+def test_adapters_are_refused_by_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"^model.lora.rank=2: "):
+        footprints(config("model=transformers", "model.path=x", "model.lora.rank=2"))
+
+
 def test_the_table_names_every_strategy(capsys: Capture) -> None:
     assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
     shown = capsys.readouterr().out

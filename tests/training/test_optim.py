@@ -259,6 +259,10 @@ def one_cycle(rise: float, start: float, end: float) -> schema.OneCycle:
     return schema.OneCycle(name="one_cycle", rise_fraction=rise, start_factor=start, end_factor=end)
 
 
+def linear(warmup_steps: float, epochs: float | None = None) -> schema.Linear:
+    return schema.Linear(name="linear", warmup_steps=warmup_steps, epochs=epochs)
+
+
 def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
     return schema.Step(
         name="step", warmup_epochs=warmup_epochs, every_epochs=every_epochs, gamma=0.5
@@ -277,6 +281,11 @@ def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
             49: 0.04 + 0.16 * (1 + math.cos(math.pi * 49 / 50)) / 2}),
         (cosine(1.0), {9: PEAK * 10 / 11, 10: PEAK, 30: PEAK / 2,
             49: PEAK * (1 + math.cos(math.pi * 39 / 40)) / 2}),
+        # As get_linear_schedule_with_warmup of transformers.
+        (linear(0), {0: PEAK, 1: PEAK * 49 / 50, 49: PEAK / 50}),
+        (linear(10), {0: 0, 1: PEAK / 10, 9: PEAK * 9 / 10, 10: PEAK, 11: PEAK * 39 / 40,
+            49: PEAK / 40}),
+        (linear(0.05, 2.0), {0: 0, 1: PEAK, 2: PEAK * 18 / 19, 19: PEAK / 19, 20: 0, 49: 0}),
         (drops(2.0), {0: PEAK, 19: PEAK, 20: PEAK / 2, 39: PEAK / 2, 40: PEAK / 4}),
         (drops(0.1), {0: PEAK, 1: PEAK / 2, 3: PEAK / 8, 6: PEAK / 64, 7: PEAK / 128}),
         (drops(0.28), {13: PEAK / 16, 14: PEAK / 32}),  # 14 / 2.8 is a little less than 5
@@ -284,7 +293,7 @@ def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
         (drops(2.0, 1.0), {4: PEAK * 5 / 11, 10: PEAK, 19: PEAK, 20: PEAK / 2}),
     ],
     ids=["constant", "warm-up", "part of an epoch", "cosine", "cosine to min_lr",
-        "cosine after warm-up",
+        "cosine after warm-up", "linear", "linear after warm-up", "linear of two epochs",
          "step", "step each 0.1 epochs", "step each 0.28 epochs", "step each 1.5 epochs",
          "step after warm-up"],
 )  # fmt: skip
