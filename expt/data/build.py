@@ -65,7 +65,7 @@ class Data:
 
     info: DataInfo
     example: tuple[Any, Any]
-    """inputs and targets of one sample on the device, zeros but for PerSample and a text's mask"""
+    """inputs and targets of one sample on the device, zeros but for PerSample and masks of texts"""
     train: Loader
     val: Loader | None
     test: Loader | None
@@ -173,7 +173,7 @@ def build(
     )
 
 
-def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Tensor | None]:
+def drawn_by(dataset: DatasetConfig, source: Source, train: Tensor) -> dict[str, Any]:
     """Return the classes or the lengths of training samples by which their order is drawn."""
     groups = source.lengths is not None and getattr(dataset, "group_by_length", False)
     return {

@@ -21,7 +21,7 @@ from expt.data.kinds.table import names_of
 from expt.data.rows import Read, Wanted, read_rows, refuse_twice
 from expt.data.table_files import MISSING, Table, open_table
 from expt.errors import ConfigError, DataError, first_line, listed
-from expt.features import Classes, Mask, Numbers
+from expt.features import ROLES, Classes, Mask, Numbers
 from expt.late import np, pa, torch
 
 if TYPE_CHECKING:
@@ -154,8 +154,9 @@ def _unused_files(dataset: HuggingFace, splits: Iterable[Any], files: Sequence[s
 
 def _check_columns(splits: dict[str, Any], dataset: HuggingFace, task: Any, learns: bool) -> None:
     """Replace splits by ones whose pictures are images. Raise for columns that do not fit."""
-    key = "text" if dataset.texts[1] else "input"
-    columns = {key: dataset.inputs}
+    role, texts = dataset.texts
+    keys = zip(ROLES.get(role, ()), texts, strict=False)
+    columns = {key: (name,) for key, name in keys} or {"input": dataset.inputs}
     if not dataset.is_causal(task):
         columns["target"] = names_of(dataset.target)
     if dataset.group and learns:

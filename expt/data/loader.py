@@ -46,6 +46,8 @@ from expt.errors import ConfigError, DataError, described, warn
 
 _Block: TypeAlias = tuple[Any, Any, list[Piece]]
 """Inputs and targets of pieces of one size: a batch each."""
+_EVAL_TOKENS = 2**15
+"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
 _AT_A_TIME = 256
 """Samples that are read past at a time."""
 _SOON_S = 0.5
@@ -57,6 +59,8 @@ class Held(Dataset[Any]):
 
     device = torch.device("cpu")
     """the device of the indices that `gather` takes"""
+    tokens = 0
+    """tokens of the longest sample, where samples are tokens"""
 
     def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
         """Return the samples to gather from; None while they must be read one by one."""
@@ -72,7 +76,10 @@ class Held(Dataset[Any]):
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
         """Return the samples that a worker evaluates at a time; None: as of other datasets."""
-        return options.eval_batch_size
+        if options.eval_batch_size or not self.tokens:
+            return options.eval_batch_size
+        share = options.batch_size // options.shard.world_size
+        return max(share, _EVAL_TOKENS // self.tokens, 1)
 
 
 class Loader:

@@ -20,7 +20,6 @@ from expt.data.loader import Held, Load, loading
 from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions
 from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
-from expt.data.texts import EVAL_TOKENS, PaddedTexts
 from expt.errors import ConfigError, DataError, did_you_mean
 from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers, Text, Tokens
 
@@ -172,6 +171,7 @@ def _source(
     if read := rows.read:
         inputs = read.feature
         more |= {"lengths": torch.from_numpy(read.lengths[train]), "notes": read.notes}
+    feature: Feature
     if read and len(read.counted):
         feature = Tokens(vocab_size=read.feature.vocab_size, context=0)
     elif rows.class_names:
@@ -191,11 +191,10 @@ def _source(
     )
 
 
-def _held(rows: Rows, index: np.ndarray, device: torch.device) -> InMemory | PaddedTexts:
+def _held(rows: Rows, index: np.ndarray, device: torch.device) -> Any:
+    """Return the samples at `index`, with their `example`."""
     features, targets = _tensors(rows, index)
-    if rows.read:
-        return PaddedTexts(rows.read, index, targets)
-    return InMemory(features, targets, device)
+    return rows.read.held(index, targets) if rows.read else InMemory(features, targets, device)
 
 
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
@@ -355,7 +354,7 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     inputs = trained_on.inputs
     if not isinstance(inputs, Columns | Text):
         return rows
-    own = inputs.names if isinstance(inputs, Columns) else ()
+    own, encoded = (inputs.names, inputs.encoded) if isinstance(inputs, Columns) else ((), {})
     targets = trained_on.targets.columns or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
@@ -370,13 +369,13 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
             values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
     for name in own:
-        if "categories" in (how := inputs.encoded.get(name, {})):
+        if "categories" in (how := encoded.get(name, {})):
             continue
         if name in rows.texts or (name in rows.gaps and "median" not in how):
             cells = "texts" if name in rows.texts else "gaps"
             raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
-    return rows._replace(encoded=getattr(inputs, "encoded", {}), scales=scales)
+    return rows._replace(encoded=encoded, scales=scales)
 
 
 class Windows(Held):
@@ -387,7 +386,8 @@ class Windows(Held):
 
     def __init__(self, extent: Extent, context: int, tokens: np.ndarray | None = None) -> None:
         """Take the `tokens` [N] that a tokenizer has read, else the bytes of its files."""
-        self._start, self._stop, self.context = extent.start, extent.stop, context
+        self._start, self._stop = extent.start, extent.stop
+        self.context = self.tokens = context
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
         self._files: list[np.ndarray] = (
@@ -406,11 +406,6 @@ class Windows(Held):
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start - 1) // self.context)
-
-    def evaluated_at_once(self, options: LoaderOptions) -> int:
-        """See Held."""
-        share = options.batch_size // options.shard.world_size
-        return options.eval_batch_size or max(share, EVAL_TOKENS // self.context, 1)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [b, context].

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
@@ -122,8 +122,8 @@ class Wanted(NamedTuple):
     """the most different texts in a column; any number where a run has learned them"""
     group: str | None = None
     """the column that says which rows are held out together"""
-    texts: tuple[str, ...] = ()
-    """columns of texts, which are inputs in place of features"""
+    texts: tuple[tuple[str, str], ...] = ()
+    """keys and columns of texts, which are inputs in place of features"""
 
     @property
     def learns(self) -> bool:
@@ -205,7 +205,7 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
     targets, features, groups = _columns(table, wanted, names)
-    numbers = _write(table, [*targets, *features, *groups], wanted.texts[:1], file)
+    numbers = _write(table, [*targets, *features, *groups], dict(wanted.texts).values(), file)
     for group in groups:
         _refuse_groups(table, group)
         group.texts_as(range(len(group.texts)))
@@ -253,13 +253,13 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
 
 
 def _write(
-    table: Table, columns: Sequence[Column], others: Sequence[str], file: IO[bytes]
+    table: Table, columns: Sequence[Column], others: Iterable[str], file: IO[bytes]
 ) -> np.ndarray:
     """Write the numbers of the columns, which have them as their values; return all [N, K].
 
     Without columns there are as many rows as in the `others`.
     """
-    names = [*dict.fromkeys(each.name for each in columns)] or others
+    names = [*dict.fromkeys(each.name for each in columns)] or [*others]
     with progress.phase(f"reading {table.path}", table.size) as here:
         for batch in table.batches(names):
             if found := [each.read(batch.column(each.name)) for each in columns]:
@@ -280,11 +280,11 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     path, names, targets = table.path, table.names, wanted.targets
     # A run's features may be the columns of an array.
     features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
-    named = {"targets": targets, "features": features, "text": wanted.texts}
+    texts = {key: (column,) for key, column in wanted.texts}
+    named = {"targets": targets, "features": features, **texts}
     group = (wanted.group,) if wanted.group else ()
     if wanted.learns:
-        chosen = {"targets": targets, "features": wanted.features or (), "group": group}
-        chosen |= {"text": wanted.texts} if wanted.texts else {}
+        chosen = {"targets": targets, "features": wanted.features or (), "group": group, **texts}
         refuse_twice(chosen)
         named |= {**chosen, "categories": wanted.categories}
     for key, of_key in named.items():

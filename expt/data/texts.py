@@ -17,7 +17,6 @@ from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.columns import texts_of
 from expt.data.loader import Held
-from expt.data.loading import LoaderOptions
 from expt.data.overlap import Digests
 from expt.data.table_files import Table
 from expt.data.tokenizer import Tokenizer, fingerprint
@@ -25,8 +24,7 @@ from expt.errors import DataError
 from expt.features import NO_TARGET, Feature, Text
 from expt.late import pa
 
-EVAL_TOKENS = 2**15
-"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
+_ARRAYS = ("ids", "counted", "bounds")
 _AT_A_TIME = 1000
 """Texts that a tokenizer gets."""
 _SHORT = 8
@@ -58,6 +56,10 @@ class Texts(NamedTuple):
         pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
         return [values[start:stop] for start, stop in pairs]
 
+    def held(self, index: np.ndarray, targets: Tensor) -> PaddedTexts:
+        """Return the texts at `index`, and their `targets` unless these are tokens."""
+        return PaddedTexts(self, index, targets)
+
     def digests(self, index: np.ndarray) -> Digests:
         """Return the digests of texts; those of a few tokens may be equal by chance."""
         found = [
@@ -72,21 +74,22 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
 
     Tokens are kept in the cache. Raise DataError or ConfigError where they can't be read.
     """
-    (role, columns), name = dataset.texts, dataset.tokenizer
+    (role, columns), name, most = dataset.texts, dataset.tokenizer, dataset.max_tokens
     own = fingerprint(name)
-    how = role, own, is_causal, dataset.max_tokens, getattr(dataset, "splits", None)
+    how = role, own, is_causal, most, getattr(dataset, "splits", None)
     words = digest([str(Path(dataset.path).resolve()), *columns, *map(str, how)])
 
     def write(folder: Path) -> None:
-        reader = Tokenizer(name, role, is_causal=is_causal, max_tokens=dataset.max_tokens)
-        _write(open_table(), columns, reader, folder)
+        reader = Tokenizer(name, role, most, is_causal=is_causal)
+        about = _write(open_table(), columns, reader, folder)
+        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def mapped(folder: Path) -> Texts:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        ids, counted = _mapped(folder / "ids", about["kind"]), _mapped(folder / "counted", "u1")
         known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
         feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
-        return Texts(feature, ids, counted, np.load(folder / "bounds.npy"), about["notes"])
+        ids, counted, bounds = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
+        return Texts(feature, ids, counted, bounds, about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
         return found
@@ -95,50 +98,41 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
         return mapped(Path(folder))
 
 
-def _mapped(file: Path, kind: str) -> np.ndarray:
-    is_empty = not file.stat().st_size  # which can't be mapped
-    return np.empty(0, kind) if is_empty else np.memmap(file, kind, "r")
-
-
-def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path) -> None:
-    """Write the tokens of a table's columns into a folder, and their description."""
-    kind = np.dtype(np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32)
-    lengths, gaps, cut, silent = list[int](), list[int](), 0, 0
-    with (
-        progress.phase(f"reading the texts of {table.path}", table.size) as here,
-        (folder / "ids").open("wb") as ids,
-        (folder / "counted").open("wb") as counted,
-    ):
+def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path) -> Any:
+    """Write the tokens of a table's columns into a folder; return their description."""
+    kind = np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32
+    ids, marks = [np.empty(0, kind)], [np.empty(0, np.uint8)]
+    lengths, gaps, cut, silent = list[int](), 0, 0, 0
+    with progress.phase(f"reading the texts of {table.path}", table.size) as here:
         for whole in table.batches(columns):
             for start in range(0, whole.num_rows, _AT_A_TIME):
-                batch = whole.slice(start, _AT_A_TIME)
-                cells = [batch.column(name) for name in columns]
-                none = np.logical_or.reduce([each.is_null().to_numpy(False) for each in cells])
-                gaps += (np.flatnonzero(none) + here.done).tolist()
-                found = reader.encode([*map(cells_of, cells, columns)])
-                ids.write(np.fromiter(itertools.chain(*found.ids), kind).tobytes())
-                counted.write(bytes(itertools.chain(*found.counted)))
-                lengths += map(len, found.ids)
-                silent += sum(not any(each[1:]) for each in found.counted)
-                cut += found.cut
-                here.done += batch.num_rows
-    notes = []
-    if gaps:
-        notes.append(
-            f"column {', '.join(columns)}: {len(gaps)} of {len(lengths)} rows are empty, or NA or"
-            f" such ({table.row(gaps[0])}), and are read as empty texts"
-        )
-    if silent:
-        notes.append(
-            f"{silent} of {len(lengths)} rows have no token to predict, after they are cut"
-        )
-    if silent == len(lengths):
+                cells = [whole.column(name).slice(start, _AT_A_TIME) for name in columns]
+                gaps += sum(each.null_count for each in cells)
+                found, counted, longer = reader.encode([*map(cells_of, cells, columns)])
+                ids.append(np.fromiter(itertools.chain(*found), kind))
+                marks.append(np.fromiter(itertools.chain(*counted), np.uint8))
+                lengths += map(len, found)
+                silent += sum(not any(each[1:]) for each in counted)
+                cut += longer
+                here.done += len(found)
+    number, names = len(lengths), ", ".join(columns)
+    if silent == number:
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    np.save(folder / "bounds.npy", np.cumsum([0, *lengths], dtype=np.int64))
-    sizes = min(lengths, default=0), max(lengths, default=0), float(np.mean(lengths or [0]))
+    arrays: list[np.ndarray] = [
+        np.concatenate(ids),
+        np.concatenate(marks),
+        np.cumsum([0, *lengths]),
+    ]
+    for name, array in zip(_ARRAYS, arrays, strict=True):
+        np.save(folder / f"{name}.npy", array)
+    notes = {
+        f"{gaps} of {number} cells are empty, or NA or such, and are read as empty texts": gaps,
+        f"{silent} of {number} rows have no token to predict, after they are cut": silent,
+    }
+    sizes = min(lengths), max(lengths), float(np.mean(lengths))
     feature = {**reader.sizes, "lengths": sizes, "cut": cut}
-    about = {"kind": kind.str, "feature": feature, "notes": notes}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    said = [f"column {names}: {note}" for note, is_so in notes.items() if is_so]
+    return {"feature": feature, "notes": said}
 
 
 def cells_of(cells: Any, name: str) -> list[Any]:
@@ -146,7 +140,8 @@ def cells_of(cells: Any, name: str) -> list[Any]:
     if not pa.types.is_nested(cells.type):
         return texts_of(cells)
     if pa.types.is_struct(getattr(cells.type, "value_type", None)) and not cells.null_count:
-        return cells.to_pylist()
+        found: list[Any] = cells.to_pylist()
+        return found
     raise DataError(f"column {name}: holds {cells.type}, some of none; let it hold texts")
 
 
@@ -171,8 +166,8 @@ class PaddedTexts(Held):
     """Some texts; each batch is as long as its longest."""
 
     def __init__(self, texts: Texts, index: np.ndarray, targets: Tensor) -> None:
-        """Take the `targets` of the texts at `index`, unless they are tokens."""
         self._texts, self._index, self._targets = texts, index, targets
+        self.tokens = texts.feature.lengths[1]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -180,15 +175,9 @@ class PaddedTexts(Held):
     @property
     def example(self) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs and targets of the longest text, all zeros, but not masked."""
-        tokens = torch.zeros(self._texts.feature.lengths[1], dtype=torch.int64)
+        tokens = torch.zeros(self.tokens, dtype=torch.int64)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return inputs, tokens if len(self._texts.counted) else torch.zeros_like(self._targets[0])
-
-    def evaluated_at_once(self, options: LoaderOptions) -> int:
-        """See Held."""
-        share = options.batch_size // options.shard.world_size
-        longest = self._texts.feature.lengths[1]
-        return options.eval_batch_size or max(share, EVAL_TOKENS // longest, 1)
 
     def gather(self, indices: Tensor) -> tuple[Any, Tensor]:
         """See Held."""

@@ -10,12 +10,13 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from expt.data.checksums import of_files
 from expt.errors import ConfigError, DataError, first_line, require
 from expt.models.published_files import fetched, is_name
 
+Rows: TypeAlias = list[list[int]]
 _FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
     "chat_template*", "*.model", "*.spm", "*.tiktoken", "config.json",
@@ -50,98 +51,81 @@ def fingerprint(name: str) -> str:
 
 
 def keep(name: str, folder: Path) -> None:
-    """Copy a tokenizer's files into a folder."""
-    source = folder_of(name)
+    """Copy a tokenizer's files into a folder, unless they are there."""
     folder.mkdir(exist_ok=True)
-    for each in _files(source):
+    for each in _files(folder_of(name)):
         if not (folder / each).is_file():
-            shutil.copyfile(source / each, folder / each)
-
-
-class Encoded(NamedTuple):
-    """The tokens of some texts."""
-
-    ids: list[list[int]]
-    counted: list[list[int]]
-    """1 for each token that is to be predicted; empty where none is"""
-    cut: int
-    """how many texts are longer"""
+            shutil.copyfile(folder_of(name) / each, folder / each)
 
 
 class Tokenizer:
     """A tokenizer, and the way in which it reads the columns of a role."""
 
-    def __init__(self, name: str, role: str, *, is_causal: bool, max_tokens: int | None) -> None:
+    def __init__(self, name: str, role: str, max_tokens: int | None, *, is_causal: bool) -> None:
         """Raise DataError where it can't be loaded, ConfigError where it has no such template."""
-        self._at, self._role, self._is_causal = f"dataset.tokenizer={name}", role, is_causal
-        self._own = _load(name, fingerprint(name))
-        limit = self._own.model_max_length
-        self.max_tokens = max_tokens or (limit if limit < _MOST else None)
-        """None where texts may have any length."""
-        template = self._own.chat_template
+        self._at, self._role, self.is_causal = f"dataset.tokenizer={name}", role, is_causal
+        self._own = own = _load(name, fingerprint(name))
+        pads = own.pad_token_id, own.eos_token_id, 0
+        limit = max_tokens or (own.model_max_length if own.model_max_length < _MOST else None)
+        self.sizes: dict[str, Any] = {
+            "vocab_size": len(own),
+            "pad_id": next(each for each in pads if each is not None),
+            "max_tokens": limit,
+        }
+        """The fields of a feature that it knows."""
+        template = own.chat_template
         if role == "messages" and not re.search(r"{%-?\s*generation\b", str(template)):
-            why = "has no chat template" if template is None else "its chat template marks no"
+            has = "has no chat template" if template is None else "its chat template lacks these"
             raise ConfigError(
-                f"{self._at}: {why} {{% generation %}}, so that nothing says which tokens are the"
-                " assistant's; put {% generation %} and {% endgeneration %} around them there"
+                f"{self._at}: {has}; a template that puts {{% generation %}} and"
+                " {% endgeneration %} around responses says which tokens are predicted"
             )
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """The fields of a feature that it knows."""
-        own = self._own
-        pads = (own.pad_token_id, own.eos_token_id, 0)
-        pad = next(each for each in pads if each is not None)
-        return {"vocab_size": len(own), "pad_id": pad, "max_tokens": self.max_tokens}
+    def encode(self, columns: Sequence[Sequence[Any]]) -> tuple[Rows, Rows, int]:
+        """Return the tokens of rows, given by column, the longest cut at their end.
 
-    def encode(self, columns: Sequence[Sequence[Any]]) -> Encoded:
-        """Return the tokens of some rows, given by column, the longest cut at the end."""
-        make = {"prompt": self._responses, "messages": self._conversations}.get(self._role)
+        Also 1 for each token that is to be predicted, if it is causal, and how many were cut.
+        """
         try:
-            ids, counted = (make or self._texts)(*columns)
-        except Exception as error:  # of a template, or of Rust
+            ids, counted = self._read(*columns)
+        except Exception as error:  # of a template, of JSON, of Rust
             raise DataError(f"{self._at}: cannot read the texts ({first_line(error)})") from error
-        most = self.max_tokens
+        most = self.sizes["max_tokens"]
         cut = [] if most is None else [at for at, each in enumerate(ids) if len(each) > most]
         for at in cut:
-            if self._is_causal:
+            if self.is_causal:
                 ids[at], counted[at] = ids[at][:most], counted[at][:most]
             else:  # special tokens at the end stay
                 (ids[at],) = self._ids([columns[0][at]], truncation=True, max_length=most)
         whole = [each or [self.sizes["pad_id"]] for each in ids]  # attention needs a token
-        return Encoded(whole, [each or [0] for each in counted], len(cut))
+        return whole, [each or [0] for each in counted], len(cut)
 
-    def _ids(self, texts: Sequence[str], **how: Any) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], **how: Any) -> Rows:
         only = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        found: list[list[int]] = self._own([*texts], **only, **how)["input_ids"]
+        found: Rows = self._own([*texts], **only, **how)["input_ids"]
         return found
 
-    def _texts(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
-        if not self._is_causal:
-            return self._ids(texts), []
-        return self._responses([""] * len(texts), texts)
-
-    def _responses(
-        self, prompts: Sequence[str], responses: Sequence[str]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the first token of a text, a prompt, a response and the last, which count."""
-        own, parts = self._own, (prompts, responses)
-        first = [each for each in self._ids([""])[0] if each == own.bos_token_id][:1]
-        last = [] if own.eos_token_id is None else [own.eos_token_id]
-        asked, said = (self._ids(each, add_special_tokens=False) for each in parts)
-        pairs = [*zip(asked, said, strict=True)]
-        counted = [[0] * len(first + p) + [1] * len(r + last) for p, r in pairs]
-        return [first + p + r + last for p, r in pairs], counted
-
-    def _conversations(self, several: Sequence[Any]) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the tokens of the template, which has its own special ones."""
-        found = self._own.apply_chat_template(
-            [json.loads(each) if isinstance(each, str) else each for each in several],
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"verbose": False},
-        )
-        return found["input_ids"], found["assistant_masks"]
+    def _read(self, first: Sequence[Any], second: Sequence[str] = ()) -> tuple[Rows, Rows]:
+        own = self._own
+        if self._role == "messages":  # the template has its own special tokens
+            found = own.apply_chat_template(
+                [json.loads(each) if isinstance(each, str) else each for each in first],
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                tokenizer_kwargs={"verbose": False},
+            )
+            return found["input_ids"], found["assistant_masks"]
+        if not self.is_causal:
+            return self._ids(first), []
+        asks, none = self._role == "prompt", [""] * len(first)
+        prompts, responses = (first, second or none) if asks else (none, first)
+        begin = [each for each in self._ids([""])[0] if each == own.bos_token_id][:1]
+        is_whole = bool(second) or not asks  # a prompt alone is to be continued
+        end = [own.eos_token_id] if is_whole and own.eos_token_id is not None else []
+        both = (self._ids(each, add_special_tokens=False) for each in (prompts, responses))
+        pairs = [(begin + asked, said + end) for asked, said in zip(*both, strict=True)]
+        counted = [[0] * len(asked) + [1] * len(said) for asked, said in pairs]
+        return [asked + said for asked, said in pairs], counted
 
 
 @functools.lru_cache(maxsize=1)  # a prediction has several pieces

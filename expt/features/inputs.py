@@ -223,12 +223,11 @@ class Text(Feature):
         yield f"texts        {names}: {least} to {most} tokens, mean {mean:.1f}{cut}"
         if self.padding:
             random, grouped = self.padding
-            yield (
-                f"padding      {grouped:.1%} of all tokens, {random:.1%} in random order"
-                if self.is_grouped
-                else f"padding      {random:.1%} of all tokens, {grouped:.1%} with"
-                " dataset.group_by_length=true"
-            )
+            more = f", {random:.1%} in random order"
+            if not self.is_grouped:
+                more = f", {grouped:.1%} by dataset.group_by_length=true" if random > 0.1 else ""
+            shown = grouped if self.is_grouped else random
+            yield f"padding      {shown:.1%} of all tokens{more}"
 
 
 def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, int, float]:

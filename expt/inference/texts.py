@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from expt.data.table_files import SUFFIXES
@@ -22,34 +21,30 @@ class TextRows(Rows):
     feature: Text  # type: ignore[assignment]
     _taken: Sequence[str] = ()
 
-    @functools.cached_property
-    def _encode(self) -> Callable[[Sequence[Sequence[Any]]], Any]:
-        """A function that returns the inputs and the following tokens of rows, given by column."""
+    def _encode(self, columns: Sequence[Sequence[Any]]) -> Any:
+        """Return the inputs and the following tokens of rows, given by column."""
         from expt.data import texts
         from expt.data.tokenizer import Tokenizer
 
         one, is_causal = self.feature, isinstance(self.targets, Tokens)
-        how: Any = {"is_causal": is_causal, "max_tokens": one.max_tokens}
-        tokenizer = Tokenizer(one.tokenizer, one.role, **how)
-
-        def encode(columns: Sequence[Sequence[Any]]) -> Any:
-            found = tokenizer.encode(columns)
-            return texts.padded(found.ids, found.counted, one.pad_id)
-
-        return encode
+        tokenizer = Tokenizer(one.tokenizer, one.role, one.max_tokens, is_causal=is_causal)
+        ids, counted, _ = tokenizer.encode(columns)
+        inputs, following = texts.padded(ids, counted, one.pad_id)
+        return inputs, following if is_causal else None
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
         """Return the batch of texts; one that is a batch already is only moved."""
         if isinstance(samples, Mapping):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
         several = [samples] if isinstance(samples, str) else [*samples]
-        if len(self.feature.names) > 1:  # prompts alone, or with responses
-            pairs = [(each, "") if isinstance(each, str) else each for each in several]
-            return self(self._encode([*zip(*pairs, strict=True)])[0])
-        is_one = several and isinstance(several[0], Mapping)  # a conversation
-        return self(self._encode([[several] if is_one else several])[0])
+        first = several[0] if several else None
+        columns = [[several]] if isinstance(first, Mapping) else [several]  # a conversation
+        if self.feature.role == "prompt" and not isinstance(first, str):  # with its response
+            columns = [*zip(*several, strict=True)]
+        return self(self._encode(columns)[0])
 
-    def take(self, texts: Sequence[str]) -> None:  # noqa: D102
+    def take(self, texts: Sequence[str]) -> None:
+        """See Inputs."""
         if self.feature.role != "text":
             names = ", ".join(self.feature.names)
             raise ConfigError(f"--text: give a table with {names}, which the model takes")
@@ -72,6 +67,7 @@ class TextRows(Rows):
         return rows, dict[int, str](), dict[str, Counter[str]]()
 
     def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str] = ()) -> Piece:
+        if not len(rows):
+            return Piece(about, (), skipped)
         inputs, following = self._encode(rows.T.tolist())
-        is_causal = isinstance(self.targets, Tokens)
-        return Piece(about, inputs, skipped, following if is_causal else None)
+        return Piece(about, inputs, skipped, following)

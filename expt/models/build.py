@@ -119,7 +119,7 @@ def _wanted(
     needs = [one.name for one in parameters if one.default is one.empty and one.name != "config"]
     if missing := [name for name in needs if name not in shapes]:
         if "vocab_size" in shapes:
-            why = "the dataset gives it tokens; use model=transformer"
+            why = "the dataset gives it tokens; use model=transformer or transformers"
         elif missing == ["num_classes"]:
             why = "the dataset has not; give dataset.num_classes=N, or float32 for other targets"
         else:

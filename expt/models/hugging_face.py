@@ -98,6 +98,8 @@ def build(
             module = HuggingFace(model.train(), base, drawn, fixed)
             if features.targets.each == "token" and fetch:
                 _refuse_foresight(config, module, own)
+            if isinstance(example, Mapping) and fetch:
+                _refuse_length(config, module, own, example)
     except ConfigError:
         raise
     except Exception as error:  # many classes, of several libraries
@@ -230,6 +232,25 @@ def _fixed(model: nn.Module, loaded: Collection[nn.Parameter]) -> Iterator[str]:
         is_hidden = ".original_module." in name
         if not parameter.requires_grad and (is_hidden or parameter in loaded):
             yield name
+
+
+@torch.no_grad()
+def _refuse_length(
+    config: HuggingFaceModel, module: HuggingFace, own: Any, example: Mapping[str, Tensor]
+) -> None:
+    """Raise ConfigError where the longest text, as the `example`, has more tokens than it takes."""
+    limit, longest = getattr(own, "max_position_embeddings", None), example["input_ids"].shape[1]
+    if not limit or longest <= limit - _FEW or torch.get_default_device().type == "meta":
+        return
+    try:
+        module.eval()(example)
+    except (IndexError, RuntimeError) as error:  # rotary positions have no end
+        raise ConfigError(
+            f"model.path={config.path}: takes up to {limit:,} tokens, and the longest text has"
+            f" {longest:,}; use dataset.max_tokens={limit} or less"
+        ) from error
+    finally:
+        module.train()
 
 
 @torch.no_grad()

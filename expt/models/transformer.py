@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import torch
@@ -65,8 +66,12 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """See the class. Raises DataError for more tokens than there are learned positions."""
+    def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """See the class. Raises DataError for more tokens than there are learned positions.
+
+        Of texts that end with padding the mask is not needed: no token sees a later one.
+        """
+        tokens = inputs if isinstance(inputs, Tensor) else inputs["input_ids"]
         length, features, rotation = tokens.shape[1], self.tokens(tokens), None
         if self.positions is None:
             rotation = rotations(length, self._head_width, tokens.device)

@@ -58,6 +58,7 @@ IN_NO_IDENTITY = {
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
     "dataset.max_categories", "dataset.group",  # of a folder: what the file holds counts
+    "dataset.tokenizer",
 }  # fmt: skip
 """With all keys below the following."""
 NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", *TRACKERS)

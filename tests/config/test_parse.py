@@ -80,6 +80,7 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
             *as_typed("dataset.root=photos dataset.num_classes=3 task=segmentation model=unet")
         ],
         "diabetes": ["task=regression"],
+        "table": ["dataset.path=x", "dataset.targets=x"],
         "unet": [
             *as_typed("task=segmentation dataset=segmentation_folder dataset.root=photos"),
             *as_typed("dataset.num_classes=3"),

@@ -257,30 +257,22 @@ class OfTexts(DatasetConfig):
 
     def problems_of_texts(self, task: Any) -> list[str]:
         """Return contradictions of the keys of texts and the task, one line each."""
-        role, _ = self.texts
+        (role, _), found = self.texts, list[str]()
         given = [key for keys in ROLES.values() for key in keys if getattr(self, key) is not None]
-        found = list[str]()
+        ways = "dataset.text, dataset.prompt and dataset.response, or dataset.messages"
         if not role:
             if task.takes is Tokens:
-                found.append(
-                    f"task={task.name}: dataset={self.name} needs columns of texts; name"
-                    " dataset.text, dataset.prompt and dataset.response, or dataset.messages"
-                )
+                found.append(f"task={task.name}: dataset={self.name} needs texts; name {ways}")
             if self.max_tokens or self.group_by_length:
                 found.append("dataset.max_tokens, group_by_length: are of texts; name dataset.text")
             return found
-        if [*given] != [*ROLES[role]]:
-            found.append(
-                f"dataset.{', '.join(given)}: name dataset.text, or dataset.prompt and"
-                " dataset.response, or dataset.messages"
-            )
+        if (*given,) != ROLES[role]:
+            found.append(f"dataset.{', '.join(given)}: do not go together; name {ways}")
         if role != "text" and task.takes not in (Tokens, Anything):
             found.append(f"dataset.{role}: is for task=language_model; name dataset.text")
         if self.tokenizer is None:
-            found.append(
-                "dataset.tokenizer: texts need one; give the folder of one, or use"
-                " model=transformers, whose own is taken"
-            )
+            fix = "give its folder, or use model=transformers, whose own is taken"
+            found.append(f"dataset.tokenizer=null: texts need one; {fix}")
         if self.group_by_length and not self.shuffle:
             found.append("dataset.group_by_length=true: draws the order; use dataset.shuffle=true")
         return found
