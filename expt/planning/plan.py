@@ -223,6 +223,11 @@ class _Peak(TorchDispatchMode):
 @contextlib.contextmanager
 def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
     """Build the model of tensors without data. Raise ConfigError for any error of its code."""
+    if isinstance(config.model, groups.HuggingFaceModel) and config.model.lora.rank:
+        raise ConfigError(
+            f"model.lora.rank={config.model.lora.rank}: adapters can't be built of tensors without"
+            " numbers; plan with model.lora.rank=null, which takes more"
+        )
     logger = logging.getLogger(FakeTensorMode.__module__)  # logs the traceback of an error
     before, logger.disabled = logger.disabled, True
     try:

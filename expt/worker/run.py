@@ -486,12 +486,11 @@ class Run:
 
         They are also drawn, where the run's end is drawn and the last evaluation was not the best.
         """
-        split = self.config.eval_split
-        draws = split is not None and self._draws_best
+        split, draws = self.config.eval_split, self._draws_best
         tests = split != "test" and self.data.test is not None
         if not self._is_at_best and (tests or draws):
             self.snapshot.load_best(self.paths.best)
-        if draws:
+        if draws and split is not None:
             self._look(split)
             self.observer.end_evaluation(split, is_last=True)
         if tests:

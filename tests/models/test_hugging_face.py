@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expt.config import groups
 from expt.data.fingerprint import identity_of, published
@@ -18,9 +18,10 @@ from expt.errors import ConfigError
 from expt.features import Anything, Classes, Features, Labels, Numbers, Text, Tokens
 from expt.models import published_files
 from expt.models.build import build
-from expt.models.hugging_face import HuggingFace
+from expt.worker import parallel
 from tests.conftest import Configured
 from tests.facade import Patch
+from tests.worker.conftest import ALONE
 
 DEFAULT = groups.DefaultInit(name="default")
 TEXT = Text(tokenizer="x", digest="x", vocab_size=64, pad_id=0)
@@ -201,6 +202,7 @@ def test_nothing_is_printed_while_it_is_built(bert: Path, capfd: Any) -> None:
 def test_the_files_of_the_published_model_are_part_of_the_identity(
     tmp_path: Path, configured: Configured
 ) -> None:
+    library()
     folder = tmp_path / "published"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -247,9 +249,10 @@ def test_a_name_on_the_hub_is_recorded_with_its_commit(
     assert published(config) == published(dataclasses.replace(config, path=str(bert)))
 
 
-def test_buffers_are_constants_that_no_step_sends(bert: Path) -> None:
-    module = model_of(bert)
-    assert isinstance(module, HuggingFace)
+def test_no_step_sends_its_buffers_which_are_constants(bert: Path, configured: Configured) -> None:
+    module, two = model_of(bert), dataclasses.replace(ALONE, world_size=2)
+    config = configured("model=transformers", f"model.path={bert}")
     assert any(True for _ in module.buffers())
-    assert not {name for name, _ in module.named_buffers()} & module.state_dict().keys()
-    assert isinstance(module.model, nn.Module)
+    assert parallel.with_buffers(config, module, two) == []
+    module.register_buffer("seen", torch.zeros(1))
+    assert len(parallel.with_buffers(config, module, two)) == 1

@@ -93,6 +93,11 @@ def test_sparse_gradients_are_refused() -> None:
         footprints(config("~model", "+model._target_=tests.worker.ratings.Rater"))
 
 
+def test_adapters_are_refused_by_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"^model.lora.rank=2: "):
+        footprints(config("model=transformers", "model.path=x", "model.lora.rank=2"))
+
+
 def test_the_table_names_every_strategy(capsys: Capture) -> None:
     assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
     shown = capsys.readouterr().out

@@ -408,7 +408,7 @@ def built_of_own_outputs(config: RunConfig) -> tuple[Any, Any]:
     """The run's model, and the same again from what its record has of the data."""
     data = build.build_data(config, ALONE)
     features = Features.read(data.info.record)
-    return build.build_learner(config, data, ALONE).module, load._built(config, features)
+    return build.build_learner(config, data, ALONE).module, load._built(config, features, {})
 
 
 @pytest.mark.parametrize(
