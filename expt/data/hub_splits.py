@@ -156,7 +156,8 @@ def _check_columns(splits: dict[str, Any], dataset: HuggingFace, task: Any, lear
     """Replace splits by ones whose pictures are images. Raise for columns that do not fit."""
     role, texts = dataset.texts
     keys = zip(ROLES.get(role, ()), texts, strict=False)
-    columns = {key: (name,) for key, name in keys} or {"input": dataset.inputs}
+    columns: dict[str, tuple[str, ...]] = {key: (name,) for key, name in keys}
+    columns = columns or {"input": dataset.inputs}
     if not dataset.is_causal(task):
         columns["target"] = names_of(dataset.target)
     if dataset.group and learns:
