@@ -379,7 +379,8 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     inputs = trained_on.inputs
     if not isinstance(inputs, Columns | Text):
         return rows
-    own, encoded = (inputs.names, inputs.encoded) if isinstance(inputs, Columns) else ((), {})
+    known = inputs if isinstance(inputs, Columns) else Columns(names=(), width=0)
+    own, encoded = known.names, known.encoded
     targets = trained_on.targets.columns or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
@@ -396,12 +397,11 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     for name in own:
         if "categories" in encoded.get(name, {}):
             continue
-        if name in rows.texts or (name in rows.gaps and name not in inputs.filled):
+        if name in rows.texts or (name in rows.gaps and name not in known.filled):
             cells = "texts" if name in rows.texts else "gaps"
             raise DataError(f"column {name}: has {cells}, and had none in training; correct it")
     scales = {**inputs.scales, **trained_on.targets.scales}
-    means = inputs.means if isinstance(inputs, Columns) else rows.means
-    return rows._replace(encoded=encoded, scales=scales, means=means)
+    return rows._replace(encoded=encoded, scales=scales, means=known.means)
 
 
 class Windows(Held):
