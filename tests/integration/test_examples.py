@@ -376,7 +376,8 @@ def distillation(own: Own, folder: Path) -> Curves:
         wanted = torch.softmax(teacher(images[at]).detach() / 4, 1)
         divergence = wanted * (wanted.log() - torch.log_softmax(outputs / 4, 1))
         hard = functional.cross_entropy(outputs, labels[at])
-        return 0.9 * 16 * divergence.sum(1).mean() + 0.1 * hard
+        value: Tensor = 0.9 * 16 * divergence.sum(1).mean() + 0.1 * hard
+        return value
 
     steps = (batch for _, batch in order(len(labels), limit=SIZE))
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
@@ -406,7 +407,8 @@ def reinforce(own: Own, folder: Path) -> Curves:
 
     def loss(seeds: list[int]) -> Tensor:
         totals, steps = zip(*map(episode, seeds), strict=True)
-        return torch.stack(totals).sum() / sum(steps)
+        value: Tensor = torch.stack(totals).sum() / sum(steps)
+        return value
 
     places = torch.arange(2 * EPOCHS * BATCH).split(BATCH)
     steps = [[indexing.mix(SEED, 0, at) for at in each.tolist()] for each in places]

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_it_may_be_part_of_a_model_or_of_a_file(
     model = f"+model={{_target_: own.Both, teacher: {teacher}}}"
     done = typed_run("student", "~model", model, "world_size=2", "epochs=1", *SMALL)
     assert {*done.state()["model"]} == {"layer.weight", "layer.bias"}
-    loaded = expt.load(tmp_path / "student")
+    loaded: Any = expt.load(tmp_path / "student")
     images = torch.rand(2, 1, 8, 8)
     assert torch.equal(loaded(images), loaded.model.layer(own(images)))
 
