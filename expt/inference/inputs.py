@@ -369,10 +369,7 @@ class Rows(Inputs):
         taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
-        columns = [known_column(name, self.feature.encoded) for name in taken]
-        for column in columns:
-            column.read(first.column(column.name))
-        parts = [part for column in columns for part in column.parts]
+        parts = [part for name in taken for part in self._parts(name, first.column(name))]
         if is_array and len(parts) != len(wanted):
             raise ConfigError(
                 f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
@@ -428,6 +425,12 @@ class Rows(Inputs):
             if not counted:
                 continue
             warn(f"{path}: {self._unknown(name, counted)}")
+
+    def _parts(self, name: str, cells: Any) -> Sequence[str]:
+        """Return the names of the numbers that a column becomes; a date is several."""
+        column = known_column(name, self.feature.encoded)
+        column.read(cells)
+        return column.parts
 
     def _read(self, columns: Mapping[str, Any]) -> Any:
         """Return new rows [N, K], why some can't be used, and unknown texts."""

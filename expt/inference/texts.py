@@ -59,6 +59,9 @@ class TextRows(Rows):
             yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
         yield from super().pieces(size)
 
+    def _parts(self, name: str, cells: Any) -> Sequence[str]:
+        return [name]
+
     def _read(self, columns: Mapping[str, Any]) -> Any:
         from expt.data.texts import cells_of
 

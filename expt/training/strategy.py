@@ -106,7 +106,7 @@ class Averaging(Strategy):
 
     _: KW_ONLY
     optimizer: Optimizer
-    sparse: frozenset[Tensor]
+    sparse: frozenset[Tensor] = frozenset()
     """Parameters whose gradients have only the rows that were used."""
 
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
@@ -199,7 +199,7 @@ class Fitting(Strategy):
     worker: Worker
     optimizer: Optimizer
     allows_unused: bool
-    sparse: frozenset[Tensor]
+    sparse: frozenset[Tensor] = frozenset()
     at_a_time: int | None = None
     """The samples that a worker trains on at a time; None is its share of a batch."""
 
