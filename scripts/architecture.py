@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 47_100, 232, 45_650
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_000, 252, 48_900
 MAX_LINES = {
-    "command": 6_363, "config": 3_564, "dashboards": 1_811, "data": 8_932, "features": 965,
-    "inference": 1_469, "launch": 3_158, "models": 1_038, "planning": 267, "python": 716,
-    "runs": 6_093, "search": 1_597, "tasks": 1_648, "training": 3_531, "worker": 4_527,
+    "command": 6_610, "config": 3_790, "dashboards": 1_824, "data": 10_321, "features": 1_113,
+    "inference": 2_236, "launch": 3_163, "models": 1_442, "planning": 275, "python": 716,
+    "runs": 6_217, "search": 1_655, "tasks": 1_749, "training": 3_723, "worker": 4_765,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

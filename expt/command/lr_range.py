@@ -108,7 +108,7 @@ def _points(asked: argparse.Namespace) -> list[Point]:
     """
     from expt.command.invoke import command  # late: Hydra
 
-    schedule = f"_target_: expt.training.optim.RisingRate, factor: {asked.most / asked.least!r}"
+    schedule = f"_target_: expt.training.schedules.RisingRate, factor: {asked.most / asked.least!r}"
     settings = [
         *asked.words,
         f"optimizer.lr={asked.least!r}",

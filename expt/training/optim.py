@@ -1,35 +1,24 @@
-"""The optimizer, and the learning rate of each step."""
+"""The optimizer: one of torch's or a custom one, or several as one."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import constraints, groups, user_class
-from expt.config.constraints import Unit
-from expt.config.kinds import Better
-from expt.config.length import Length, Unreached
 from expt.errors import ConfigError
 from expt.training.parameter_groups import (
-    LR_SCALE,
     OWN,
-    TRAINED_EPOCHS,
     Groups,
     members,
-    own_numbers,
     parameter_groups,
-    rate_of,
     scale_rates,
     sparse_weights,
 )
@@ -38,9 +27,6 @@ from expt.training.sharding import is_sharded
 
 OF_GROUPS = {"name", "groups", "decay_biases_and_norms", "layer_decay"}
 """Settings that say which parameters an optimizer gets; the others it gets by their names."""
-MAX_TRIED = 2_000
-"""Steps of the longest schedule that is tried; each takes 10 us."""
-ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 Guard = Callable[[type[Any]], type[Any]]
 """Returns an optimizer's class with or without torch's guards."""
 
@@ -142,267 +128,6 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
     for group in optimizer.param_groups:
         group["lr"] *= factor
-
-
-def build_scheduler(
-    config: groups.Scheduler,
-    optimizer: Optimizer,
-    *,
-    steps_per_epoch: int,
-    total_steps: int,
-    better: Mapping[str, Better] = ONLY_LOSS,
-    own: Sequence[groups.ParameterGroup] = (),
-) -> LRScheduler:
-    """Return the schedule; `better` has the direction of each metric, `own` may have schedules."""
-    length = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
-    if isinstance(config, groups.TargetScheduler):
-        return _custom_scheduler(config, optimizer, **length)
-    if isinstance(config, groups.Plateau):
-        return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
-    length["total_steps"] = groups.planned_steps(config, **length) or total_steps
-    ends = [group.get(TRAINED_EPOCHS, math.inf) for group in optimizer.param_groups]
-    ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
-    if not isinstance(config, groups.OneCycle):
-        shared = lr_factor(config, rate_of(optimizer), **length)
-        factors = dict.fromkeys((None, *own_numbers(optimizer)), shared)
-        for number, schedule in ((n, one.scheduler) for n, one in enumerate(own) if one.scheduler):
-            planned = groups.planned_steps(schedule, **length) or length["total_steps"]
-            its = {**length, "total_steps": planned}
-            factors[number] = lr_factor(schedule, rate_of(optimizer, number), **its)
-        of_groups = [factors[group.get(OWN)] for group in optimizer.param_groups]
-        return Schedule(optimizer, [*map(_until, ends, of_groups)])
-    cycled = ("momentum", "betas")
-    return OneCycle(
-        optimizer,
-        ends,
-        max_lr=[group["lr"] for group in optimizer.param_groups],
-        total_steps=max(length["total_steps"], 2),
-        pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by 0 in a rise of one step
-        div_factor=1 / config.start_factor,
-        final_div_factor=config.start_factor / config.end_factor,
-        cycle_momentum=any(all(group.get(k) for group in optimizer.param_groups) for k in cycled),
-    )
-
-
-def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]:
-    return lambda step: factor(step) if step < end else 0.0
-
-
-class RisingRate(LambdaLR):
-    """A rate that rises by the same factor in each step, in all by `factor`; others stay."""
-
-    def __init__(self, optimizer: Optimizer, factor: float, total_steps: int) -> None:
-        def rising(factor: float) -> Callable[[int], float]:
-            return lambda step: factor ** (step / max(1, total_steps - 1))
-
-        groups = optimizer.param_groups
-        super().__init__(optimizer, [rising(1.0 if OWN in group else factor) for group in groups])
-
-
-class Schedule(LambdaLR):
-    """torch's, without the checks in each step."""
-
-    def step(self, epoch: int | None = None) -> None:
-        """Set the next step's learning rate."""
-        self.last_epoch += 1
-        groups = self.optimizer.param_groups
-        for group, base_lr, factor in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
-            rate = base_lr * factor(self.last_epoch)
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-    def get_last_lr(self) -> list[float | torch.Tensor]:
-        """Return the rate of each group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-
-class OneCycle(OneCycleLR):
-    """torch's, which stays at its end when the run continues, and ends sooner for some groups."""
-
-    def __init__(self, optimizer: Optimizer, ends: Sequence[float], **settings: Any) -> None:
-        self._ends = [*ends]  # first, for torch's takes the first step
-        super().__init__(optimizer, **settings)
-
-    def step(self, epoch: int | None = None) -> None:
-        """Set the next step's learning rate and momentum."""
-        if self.last_epoch + 1 < self.total_steps:
-            super().step()
-        else:
-            self.last_epoch += 1
-        for group, end in zip(self.optimizer.param_groups, self._ends, strict=True):
-            if self.last_epoch >= end:
-                group["lr"] = 0.0
-
-
-class Plateau(ReduceLROnPlateau):
-    """torch's, which knows its metric."""
-
-    def __init__(self, config: groups.Plateau, optimizer: Optimizer, better: Better) -> None:
-        lr = rate_of(optimizer)
-        super().__init__(
-            optimizer,
-            mode=better,
-            factor=config.factor,
-            patience=config.patience,
-            threshold=config.min_delta,
-            threshold_mode="abs",
-            cooldown=config.cooldown,
-            min_lr=[
-                config.min_lr * group.get(LR_SCALE, 1.0) * (rate_of(optimizer, group.get(OWN)) / lr)
-                for group in optimizer.param_groups
-            ],
-            eps=0.0,  # torch's 1e-8 would leave small rates, as of a low layer, as they are
-        )
-        self.metric = config.metric
-
-
-def _custom_scheduler(
-    config: groups.TargetScheduler, optimizer: Optimizer, **length: int
-) -> LRScheduler:
-    """Build a custom schedule; refuse an interval that does not fit its class."""
-    counts = _step_counts(config, **length)
-    scheduler = user_class.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
-    where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
-    if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
-    epochs = math.ceil(length["total_steps"] / length["steps_per_epoch"])
-    given = scheduler.total_steps if isinstance(scheduler, OneCycleLR) else epochs
-    if config.interval == "epoch" and given != epochs:
-        raise ConfigError(
-            f"{where} has total_steps={given}, but the run has {epochs} epochs; if total_steps"
-            " counts optimiser steps, use interval: step"
-        )
-    return scheduler
-
-
-def _step_counts(
-    config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
-) -> dict[str, int]:
-    """Return the numbers of steps that its constructor names, and its YAML does not give."""
-    known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    if config.interval == "epoch":
-        known = {"total_steps": math.ceil(total_steps / steps_per_epoch), "steps_per_epoch": 1}
-    parameters = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
-    open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
-    return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
-
-
-def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
-    """Return the numbers by which one of torch's schedules changes no rate of so short a run.
-
-    The schedule is tried with other numbers, on an optimizer of its own.
-    """
-    if not isinstance(config, groups.TargetScheduler):
-        return {}
-    cls = user_class.resolve(config.target, LRScheduler)
-    looks = issubclass(cls, ReduceLROnPlateau)
-    unit: Unit = "evaluations" if looks else "epochs" if config.interval == "epoch" else "steps"
-    times = math.ceil(min(length.has(unit), MAX_TRIED + 1))
-    if cls.__module__ != LRScheduler.__module__ or times > MAX_TRIED:
-        return {}
-    counts = _step_counts(config, steps_per_epoch=length.per_epoch, total_steps=length.steps)
-
-    def rates(changed: Mapping[str, Any]) -> list[Any]:
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
-        schedule: Any = cls(optimizer, **{**counts, **config.kwargs, **changed})
-        found = []
-        for _ in range(times):
-            found.append({**optimizer.param_groups[0], "params": ()})
-            optimizer.step()
-            if looks:
-                schedule.step(1.0)
-            else:
-                schedule.step()
-        return found
-
-    def are_idle(name: str, other: Any) -> bool:
-        with contextlib.suppress(ValueError, TypeError):
-            return rates({name: other}) == rates({})
-        return False
-
-    found: dict[str, tuple[Unit, Any]] = {}
-    for name, value in config.kwargs.items():
-        if type(value) is int and value > 1 and are_idle(name, value + 1):
-            found[f"scheduler.{name}"] = unit, value
-        elif isinstance(value, list) and all(type(each) is int for each in value):
-            reached = next((n for n in range(len(value)) if are_idle(name, value[:n])), None)
-            if reached is not None:
-                found[f"scheduler.{name}"] = unit, value[reached:]
-    return found
-
-
-def plan(config: groups.Scheduler, **length: int) -> int | None:
-    """Return how often the schedule is advanced to the end of its plan; None without an end."""
-    if not isinstance(config, groups.TargetScheduler):
-        return groups.planned_steps(config, **length)
-    total: int | None = {**config.kwargs, **_step_counts(config, **length)}.get("total_steps")
-    return total
-
-
-def advance_after_evaluation(
-    scheduler: LRScheduler,
-    measured: Mapping[str, float],
-    better: Mapping[str, Better],
-    split: str,
-) -> None:
-    """Advance a schedule that looks at metrics, by those `measured` now, by their tags.
-
-    A plateau gets its own metric; a custom ReduceLROnPlateau the loss of `split`, with mode=max the
-    first metric that is `better` when higher. Raises ConfigError if none is.
-    """
-    if isinstance(scheduler, Plateau):
-        if scheduler.metric in measured:
-            scheduler.step(measured[scheduler.metric])
-    elif isinstance(scheduler, ReduceLROnPlateau):
-        found = [f"{name}/{split}" for name, way in better.items() if way == scheduler.mode]
-        if not (known := [measured[tag] for tag in found if tag in measured]):
-            raise ConfigError(
-                f"scheduler.mode={scheduler.mode}: no metric of this task is better when it is"
-                " higher; use mode=min"
-            )
-        scheduler.step(known[0])
-
-
-def lr_factor(
-    config: groups.Constant | groups.Cosine | groups.Linear | groups.Step,
-    peak_lr: float,
-    *,
-    steps_per_epoch: int,
-    total_steps: int,
-) -> Callable[[int], float]:
-    """Return the function from steps done to the fraction of `peak_lr` that the next step uses."""
-    if isinstance(config, groups.Linear):
-        return functools.partial(_linear, _warmup_of(config, total_steps), total_steps)
-    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / (warmup_steps + 1)
-        if isinstance(config, groups.Cosine):
-            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-            floor = config.min_lr / peak_lr
-            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        if isinstance(config, groups.Step):
-            # An epoch's fraction of a step must not move the drop: 0.1 * 10 steps is one step.
-            return config.gamma ** math.floor(step / (config.every_epochs * steps_per_epoch) + 1e-9)
-        return 1.0
-
-    return factor
-
-
-def _warmup_of(config: groups.Linear, total_steps: int) -> int:
-    """Return the steps of the warm-up; a fraction of all is rounded up, as in transformers."""
-    share = config.warmup_steps
-    return math.ceil(share * total_steps) if share < 1 else int(share)
-
-
-def _linear(warmup: int, total: int, step: int) -> float:
-    """Return the fraction of the peak as get_linear_schedule_with_warmup of transformers does."""
-    if step < warmup:
-        return step / max(1, warmup)
-    return max(0.0, (total - step) / max(1, total - warmup))
 
 
 def muon(

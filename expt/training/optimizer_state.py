@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.runs.checkpoint import copied, map_leaves
 from expt.training.collectives import buckets
-from expt.training.optim import OneCycle, Schedule, fill_momentum, parts_of
+from expt.training.optim import fill_momentum, parts_of
 from expt.training.parameter_groups import members
+from expt.training.schedules import OneCycle, Schedule
 from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]

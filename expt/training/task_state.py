@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from expt.data.checked_samples import in_words
 from expt.data.loader import Loader
 from expt.runs import checkpoint
 from expt.tasks.task import Task
+from expt.training import random_state
 
 
 def task_state(task: Task | Loader, key: str = "task") -> dict[str, Any]:
@@ -60,3 +62,12 @@ def load_task_state(
         task.load_state_dict(state)
     except Exception as error:
         raise in_words(error, f"{type(task).__name__}.load_state_dict") from error
+
+
+@contextlib.contextmanager
+def unchanged(task: Task, device: torch.device) -> Iterator[None]:
+    """Restore random numbers and the task's state after the body."""
+    before = task_state(task)
+    with random_state.kept(device):
+        yield
+    load_task_state(task, [before], device)

@@ -40,7 +40,7 @@ from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Sums
 from expt.tasks.task import Facts, Task
-from expt.training import collectives, optim, sharding
+from expt.training import collectives, optim, schedules, sharding
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
@@ -196,10 +196,7 @@ def build_learner(
     )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
-    own = config.model.target if isinstance(config.model, constraints.Target) else None
-    if own and not built.compiled and config.task.takes.has_one_class:
-        number = data.info.features.shapes["num_classes"]
-        check_first_output(module, own, number, warns=worker.rank == 0)
+    _check_first_output(config, built, data, worker)
     learner = Learner(
         module=module,
         precision=built.precision,
@@ -212,7 +209,7 @@ def build_learner(
             warns=worker.rank == 0,
         ),
         optimizer=optimizer,
-        scheduler=optim.build_scheduler(
+        scheduler=schedules.build_scheduler(
             config.scheduler,
             optimizer,
             steps_per_epoch=len(data.train),
@@ -229,6 +226,15 @@ def build_learner(
     )
     check_metrics(learner, None if config.is_sharded else data.evaluated(config.eval_split))
     return learner
+
+
+def _check_first_output(
+    config: RunConfig, built: parallel.Built, data: Data, worker: Worker
+) -> None:
+    own = config.model.target if isinstance(config.model, constraints.Target) else None
+    if own and not built.compiled and config.task.takes.has_one_class:
+        number = data.info.features.shapes["num_classes"]
+        check_first_output(built.module, own, number, warns=worker.rank == 0)
 
 
 def _build_model(

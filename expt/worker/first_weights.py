@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from expt.config import constraints
-from expt.config.groups import NamedModel
+from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
@@ -24,6 +24,7 @@ from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weig
 from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.runs.tags import SPLITS
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -51,6 +52,14 @@ def load_frozen(worker: Worker, *, needed: bool = True) -> None:
 
 def _read_once(file: Path, worker: Worker, read: Callable[[], Any]) -> Any:
     return read_together(file, worker, lambda _: read())
+
+
+def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
+    """Return the published model in the run's record, as rank 0 reads it; a collective."""
+    if not isinstance(config.model, HuggingFaceModel):
+        return None
+    record = read_result(paths) if worker.rank == 0 else None
+    return collectives.from_rank_0(record and record.get("base"), worker.device)
 
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:

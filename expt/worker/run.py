@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
-from expt.config import groups, own_code
+from expt.config import own_code
 from expt.config.identity import shown
 from expt.config.kinds import every_of, metrics_of
 from expt.config.length import Length, beyond_the_end, never_measured
@@ -28,11 +28,11 @@ from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
-from expt.training import collectives, optim, random_state
+from expt.training import random_state, schedules
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
-from expt.training.task_state import load_task_state, task_state
+from expt.training.task_state import unchanged
 from expt.worker import build, comparison, diagnosis, fault, first_weights, rank_health
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
@@ -69,9 +69,9 @@ class Run:
         self.every = every_of(config.task)
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
-        self.learner = build.build_learner(
-            config, self.data, worker, begins=not resumes, base=self._base(resumes)
-        )
+        base = first_weights.base_of(config, self.paths, worker) if resumes else None
+        begins = not resumes
+        self.learner = build.build_learner(config, self.data, worker, begins=begins, base=base)
         self.data = self.data.of_type(self.learner.module)
         beat()
         trained = self.learner.module, self.learner.optimizer, self.learner.scheduler
@@ -79,7 +79,7 @@ class Run:
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         never_measured(config, Length.of(config, self.position.steps_per_epoch))
-        self.plan = optim.plan(config.scheduler, **self.position.length)
+        self.plan = schedules.plan(config.scheduler, **self.position.length)
         self.sums = build.build_sums(config, self.learner, worker.device)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
@@ -91,20 +91,17 @@ class Run:
         self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self._batch_checks = BatchChecks(config, self.learner, worker)
-        self.health = RankHealth(
-            self.learner, self.position, worker, check_weights=config.tensorboard.health
-        )
+        checks = config.tensorboard.health
+        self.health = RankHealth(self.learner, self.position, worker, check_weights=checks)
         self.agreement = Agreement(worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
         profiler = None
         if config.profile and worker.rank == 0:
             profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
-        since = request.waited_since
-        self.steps = Steps(self.learner, worker.device, since, beat, profiler)
-        self.first_steps = FirstSteps(
-            config, self.learner, self.callbacks.built, warns=worker.rank == 0
-        )
+        self.steps = Steps(self.learner, worker.device, request.waited_since, beat, profiler)
+        built, warns = self.callbacks.built, worker.rank == 0
+        self.first_steps = FirstSteps(config, self.learner, built, warns=warns)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
@@ -154,20 +151,13 @@ class Run:
             return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
 
-    def _base(self, resumes: bool) -> Mapping[str, Any] | None:
-        """Return the published model in the run's record, as rank 0 reads it; a collective."""
-        if not (resumes and isinstance(self.config.model, groups.HuggingFaceModel)):
-            return None
-        record = read_result(self.paths) if self.worker.rank == 0 else None
-        return collectives.from_rank_0(record and record.get("base"), self.worker.device)
-
     def _unreached(self) -> str | None:
         """Return a line about settings without effect in so short a run; None without any."""
         config, position = self.config, self.position
         begun = {"done": position.step, "forked": position.began_at}
         length = Length.of(config, position.steps_per_epoch, position.offset, **begun)
         of_callbacks = self.callbacks.beyond(position.total_steps)
-        of_schedule = optim.beyond_the_end(config.scheduler, length)
+        of_schedule = schedules.beyond_the_end(config.scheduler, length)
         of_task = never_measured(config, length)
         return beyond_the_end(config, length, {**of_callbacks, **of_schedule, **of_task})
 
@@ -362,11 +352,12 @@ class Run:
             self.early_stop.look(history.last, position.step)
         else:
             history.evaluations += 1
-            with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
+            within = unchanged(self.learner.task, self.worker.device)
+            with contextlib.nullcontext() if self.config.evaluates_epochs else within:
                 self._evaluate(split)
         if self.learner.scheduler_interval == "epoch":
             always = {x: way for x, way in self.directions.items() if self.every.get(x, 1) == 1}
-            optim.advance_after_evaluation(
+            schedules.advance_after_evaluation(
                 self.learner.scheduler, history.last, always, split or "train"
             )
         if history.is_within_epoch:
@@ -379,14 +370,6 @@ class Run:
                 self.observer.end_evaluation(split, is_last=self.is_done)
             self.record.best()
         return is_kept
-
-    @contextlib.contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Restore random numbers and the task's state after the body."""
-        task = task_state(self.learner.task)
-        with random_state.kept(self.worker.device):
-            yield
-        load_task_state(self.learner.task, [task], self.worker.device)
 
     def _look(self, split: str, left_out: Sequence[str] = ()) -> Averages:
         """Return the averages of a split, and have the observer see it."""

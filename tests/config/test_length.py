@@ -11,7 +11,7 @@ import pytest
 from expt.config import keys
 from expt.config.length import Length, beyond_the_end, effective
 from expt.config.schema import RunConfig
-from expt.training import optim
+from expt.training import schedules
 from tests.conftest import Configured
 from tests.facade import run
 
@@ -167,7 +167,7 @@ SCHEDULES = {
 def test_numbers_of_a_schedule_of_torch_s_are_compared(text: str, configured: Configured) -> None:
     named = f"scheduler={{_target_: torch.optim.lr_scheduler.{text}}}"
     config = configured("epochs=5", named)
-    found = optim.beyond_the_end(config.scheduler, Length.of(config, STEPS))
+    found = schedules.beyond_the_end(config.scheduler, Length.of(config, STEPS))
     assert [f"{key}={value}" for key, (_, value) in found.items()] == SCHEDULES[text]
 
 

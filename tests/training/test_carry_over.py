@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from expt.config import groups
-from expt.training import optim
+from expt.training import optim, schedules
 from expt.training.optimizer_state import adapt, as_built, carry_over
 
 SGD: Any = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
@@ -29,7 +29,7 @@ def _module() -> nn.Module:
 
 def _built(module: nn.Module, optimizer: Any, scheduler: Any = CONSTANT) -> Built:
     built = optim.build_optimizer(optimizer, module)
-    return built, optim.build_scheduler(scheduler, built, steps_per_epoch=2, total_steps=20)
+    return built, schedules.build_scheduler(scheduler, built, steps_per_epoch=2, total_steps=20)
 
 
 def _trained(module: nn.Module, built: Built, steps: int = 3) -> None:
@@ -37,7 +37,7 @@ def _trained(module: nn.Module, built: Built, steps: int = 3) -> None:
         module(torch.randn(5, 3)).square().mean().backward()
         built[0].step()
         built[0].zero_grad()
-        if isinstance(built[1], optim.Plateau):
+        if isinstance(built[1], schedules.Plateau):
             built[1].step(1.0)
         else:
             built[1].step()
@@ -93,7 +93,7 @@ def test_plateau_counts_on(lr: float, goes_on_with: float, bad_epochs: int) -> N
         groups.Plateau(**{**PLATEAU, "patience": 9, "min_lr": 0.01}),
     )
     _, (optimizer, plateau) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": lr}), plateaus)
-    assert isinstance(plateau, optim.Plateau)
+    assert isinstance(plateau, schedules.Plateau)
     assert (plateau.best, plateau.num_bad_epochs) == (1.0, bad_epochs)
     assert (plateau.patience, plateau.min_lrs) == (9, [0.01])
     assert optimizer.param_groups[0]["lr"] == goes_on_with

@@ -15,16 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from expt.config import groups
 from expt.config.constraints import Target
 from expt.errors import ConfigError
-from expt.training.optim import (
-    Combined,
-    Plateau,
-    RisingRate,
-    build_optimizer,
-    build_scheduler,
-    lr_factor,
-)
+from expt.training.optim import Combined, build_optimizer
 from expt.training.optimizer_state import in_use, switch
 from expt.training.parameter_groups import rate_of
+from expt.training.schedules import Plateau, RisingRate, build_scheduler, lr_factor
 
 ADAM: Any = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 SGD = groups.SGDRule(name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, nesterov=False)

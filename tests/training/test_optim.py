@@ -13,16 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from expt.config import groups
 from expt.config import groups as schema
 from expt.errors import ConfigError
-from expt.training.optim import (
-    Schedule,
-    advance_after_evaluation,
-    build_optimizer,
-    build_scheduler,
-    scale_lr,
-)
+from expt.training.optim import build_optimizer, scale_lr
 from expt.training.optimizer_state import offload_states
 from expt.training.parameter_groups import rate_of
 from expt.training.patches import without_guards
+from expt.training.schedules import Schedule, advance_after_evaluation, build_scheduler
 from tests.facade import Capture, python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
@@ -205,7 +200,8 @@ def test_the_compiler_is_not_imported_for_a_step(tmp_path: Path) -> None:
 import sys, torch
 from torch import nn
 from expt.config import groups as schema
-from expt.training.optim import build_optimizer, build_scheduler
+from expt.training.optim import build_optimizer
+from expt.training.schedules import build_scheduler
 model = nn.Linear(2, 2)
 for name in ("adam", "adamw"):
     adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)

@@ -11,8 +11,9 @@ from torch import nn, optim
 from expt.config.groups import SGD, Adam, Muon, OneCycle, ParameterGroup, TargetOptimizer
 from expt.errors import ConfigError
 from expt.models.transformer import Transformer
-from expt.training.optim import build_optimizer, build_scheduler, hidden_matrices
+from expt.training.optim import build_optimizer, hidden_matrices
 from expt.training.parameter_groups import depths, parameter_groups, rate_of
+from expt.training.schedules import build_scheduler
 
 HEAD = ParameterGroup(match="^head", lr_scale=0.1, weight_decay=0.0)
 BIAS = ParameterGroup(match=r"bias$", lr_scale=2.0)
