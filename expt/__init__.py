@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from expt.python.results import FailedResult, Metrics, Predictions, Result, Runs, SweepResult
     from expt.runs.view.curves import History
     from expt.tasks.task import PhasedTask, Task
+    from expt.tasks.train_mode import train_mode
     from expt.training.callback import Callback, View
 
 

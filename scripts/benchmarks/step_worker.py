@@ -156,7 +156,7 @@ class ExptEpoch:
         dashboard.expect_evaluation(review=bool(health.readings[0].wish))
         dashboard.end_epoch()
         self._evaluate(dashboard.review())
-        dashboard.end_evaluation(self._config.eval_split)
+        dashboard.end_evaluation(str(self._config.eval_split))
 
     def _batches(self, steps: int) -> Iterator[Batch]:
         return itertools.islice(itertools.cycle(self._loop.batches), steps)

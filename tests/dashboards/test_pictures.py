@@ -184,7 +184,7 @@ def test_norms_of_layers() -> None:
 FALLS = "scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 1000}"
 
 
-def counts_of(run: Path, split: str) -> tuple[np.ndarray, list[str]]:
+def counts_of(run: Path, split: Any) -> tuple[np.ndarray, list[str]]:
     found = expt.predict(run, split=split)
     names = [*found[0]["probabilities"]]
     counts = np.zeros((len(names), len(names)), np.int64)

@@ -136,8 +136,8 @@ def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
     assert scales[0] != scales[1]
     for how in ({"paths": patients.data}, {"split": "test"}):
         single = [values(expt.predict(run, **how)) for run in folds]
-        found = values(expt.predict(folds, **how))
-        np.testing.assert_allclose(found, np.mean(single, 0), atol=2e-4)
+        mean = values(expt.predict(folds, **how))
+        np.testing.assert_allclose(mean, np.mean(single, 0), atol=2e-4)
     own = [expt.predict(run, split="val") for run in folds]
     found = expt.predict(folds, split="val")
     assert [record["row"] for record in found] == [each["row"] for run in own for each in run]

@@ -191,7 +191,8 @@ def diffusion(own: Own, folder: Path) -> Curves:
     def loss(batch: Any) -> Tensor:
         angle = batch["time"] * torch.pi / 2
         noisy = angle.cos() * batch["image"] + angle.sin() * batch["noise"]
-        return mean(model.generator.noise_in(noisy, batch["time"]), batch["noise"])
+        found: Tensor = mean(model.generator.noise_in(noisy, batch["time"]), batch["noise"])
+        return found
 
     steps = batches(own["Images"](folder, True))
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
