@@ -67,7 +67,7 @@ def fetched(at: str, name: str, revision: str | None, *patterns: str) -> Path:
     Raise ConfigError where they can't be, which begins with `at`.
     """
     hub: Any = importlib.import_module("huggingface_hub")  # which comes with transformers
-    hub.utils.disable_progress_bars()
+    importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     try:
         with impatient():
             found = hub.snapshot_download(name, revision=revision, allow_patterns=[*patterns])

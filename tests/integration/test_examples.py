@@ -189,9 +189,9 @@ def diffusion(own: Own, folder: Path) -> Curves:
     model, mean = first(folder, own["Diffusion"], 4, 2), nn.MSELoss()
 
     def loss(batch: Any) -> Tensor:
-        angle = batch["time"] * torch.pi / 2
-        noisy = angle.cos() * batch["image"] + angle.sin() * batch["noise"]
-        found: Tensor = mean(model.generator.noise_in(noisy, batch["time"]), batch["noise"])
+        angle = batch["angle"]
+        noisy = torch.cos(angle) * batch["image"] + torch.sin(angle) * batch["noise"]
+        found: Tensor = mean(model.generator.noise_in(noisy, angle), batch["noise"])
         return found
 
     steps = batches(own["Images"](folder, True))

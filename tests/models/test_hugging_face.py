@@ -20,7 +20,7 @@ from expt.models import published_files
 from expt.models.build import build
 from expt.worker import parallel
 from tests.conftest import Configured
-from tests.facade import Patch
+from tests.facade import Patch, python
 from tests.worker.conftest import ALONE
 
 DEFAULT = groups.DefaultInit(name="default")
@@ -150,6 +150,16 @@ def test_a_checkpoint_holds_adapters_and_head(base: str, request: pytest.Fixture
     average = torch.optim.swa_utils.AveragedModel(module)
     assert {f"module.{name}" for name in saved} == {*average.state_dict()} - {"n_averaged"}
     average.load_state_dict(average.state_dict())
+
+
+def test_a_name_that_cannot_be_fetched_is_refused_before_transformers_is_imported(
+    tmp_path: Path,
+) -> None:
+    words = 'sys.argv = ["expt", "model=transformers", "model.path=no/such"]'
+    program = f"import sys\nfrom expt.command import main\n{words}\nmain.main(sys.argv[1:])"
+    done = python(program, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "error: model.path=no/such: is no folder, and " in done.stderr
 
 
 def test_what_cannot_be_built_is_refused_by_what_it_is(

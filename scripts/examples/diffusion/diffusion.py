@@ -11,7 +11,7 @@ import expt
 
 
 class Images(Dataset):
-    """An image in [-1, 1], noise, and a time from 0 (no noise) to 1."""
+    """An image in [-1, 1], noise, and the angle between both, from 0 to pi / 2 (noise only)."""
 
     def __init__(self, root, train):
         with gzip.open(f"{root}/{'train' if train else 't10k'}-images-idx3-ubyte.gz") as file:
@@ -22,8 +22,13 @@ class Images(Dataset):
         return len(self.images)
 
     def __getitem__(self, index):
-        noise, time = torch.randn(1, 28, 28), torch.rand(1, 1, 1)
-        return {"image": self.images[index] / 127.5 - 1, "noise": noise, "time": time}
+        noise, angle = torch.randn(1, 28, 28), torch.rand(1, 1, 1) * torch.pi / 2
+        return {"image": self.images[index] / 127.5 - 1, "noise": noise, "angle": angle}
+
+
+def layers(*parts):
+    """Return the parts, each after a SiLU."""
+    return nn.Sequential(*(layer for part in parts for layer in (nn.SiLU(), part)))
 
 
 class Denoiser(nn.Module):
@@ -31,29 +36,27 @@ class Denoiser(nn.Module):
 
     def __init__(self, width, steps):
         super().__init__()
-        self.steps, wide = steps, 2 * width
-        self.time = nn.Sequential(nn.Linear(8, width), nn.SiLU(), nn.Linear(width, wide))
-        self.first, self.down = nn.Conv2d(1, width, 3, 1, 1), nn.Conv2d(width, wide, 4, 2, 1)
-        layers = [layer for _ in range(3) for layer in (nn.SiLU(), nn.Conv2d(wide, wide, 3, 1, 1))]
-        self.middle = nn.Sequential(*layers, nn.SiLU(), nn.ConvTranspose2d(wide, width, 4, 2, 1))
-        self.last = nn.Sequential(nn.SiLU(), nn.Conv2d(wide, width, 3, 1, 1), nn.SiLU())
-        self.out = nn.Conv2d(width, 1, 3, 1, 1)
+        self.steps, two, four = steps, 2 * width, 4 * width
+        self.first, self.time = nn.Conv2d(1, width, 3, 1, 1), nn.Linear(8, four)
+        self.down = layers(nn.Conv2d(width, two, 4, 2, 1), nn.Conv2d(two, four, 4, 2, 1))
+        up = nn.ConvTranspose2d(four, two, 4, 2, 1), nn.ConvTranspose2d(two, width, 4, 2, 1)
+        self.middle = layers(*(nn.Conv2d(four, four, 3, 1, 1) for _ in range(3)), *up)
+        self.last = layers(nn.Conv2d(two, width, 3, 1, 1), nn.Conv2d(width, 1, 3, 1, 1))
 
-    def noise_in(self, images, time):
-        waves = time.flatten(1) * torch.pi * 2.0 ** torch.arange(4, device=time.device)
+    def noise_in(self, images, angle):
+        waves = angle.flatten(1) * 2.0 ** torch.arange(1, 5, device=angle.device)
         embedded = self.time(torch.cat((waves.sin(), waves.cos()), 1))
         first = self.first(images)
         within = self.middle(self.down(first) + embedded[:, :, None, None])
-        return self.out(self.last(torch.cat((first, within), 1)))
+        return self.last(torch.cat((first, within), 1))
 
     def forward(self, noise):
-        images = noise.view(-1, 1, 28, 28)
-        times = torch.linspace(0.98, 0, self.steps + 1, device=noise.device).view(-1, 1, 1, 1, 1)
-        for time, later in itertools.pairwise(times):
-            found = self.noise_in(images, time.expand(len(images), 1, 1, 1))
-            clean = images / (time * torch.pi / 2).cos() - found * (time * torch.pi / 2).tan()
-            images = mixed(clean.clamp(-1, 1), found, later)
-        return (images.clamp(-1, 1) + 1) / 2
+        images, angles = noise.view(-1, 1, 28, 28), torch.linspace(1.54, 0, self.steps).to(noise)
+        for angle, later in itertools.pairwise(angles):
+            found = self.noise_in(images, angle.expand(len(images), 1, 1, 1))
+            clean = ((images - angle.sin() * found) / angle.cos()).clamp(-1, 1)
+            images = mixed(clean, (images - angle.cos() * clean) / angle.sin(), later)
+        return (images + 1) / 2
 
 
 class Diffusion(nn.Module):
@@ -63,13 +66,13 @@ class Diffusion(nn.Module):
         super().__init__()
         self.generator = Denoiser(width, steps)
 
-    def forward(self, image, noise, time):
-        return self.generator.noise_in(mixed(image, noise, time), time)
+    def forward(self, image, noise, angle):
+        return self.generator.noise_in(mixed(image, noise, angle), angle)
 
 
-def mixed(images, noise, time):
-    """Return images and noise in the shares of a time."""
-    return (time * torch.pi / 2).cos() * images + (time * torch.pi / 2).sin() * noise
+def mixed(images, noise, angle):
+    """Return images and noise in the shares of an angle."""
+    return angle.cos() * images + angle.sin() * noise
 
 
 class Noise(expt.Task):
