@@ -44,7 +44,7 @@ def save(folder: Path, kind: str, *, seed: int = 0, **more: Any) -> Path:
     transformers = library()
     cls = getattr(transformers, kind)
     torch.manual_seed(seed)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         cls(cls.config_class(**{**SIZES, **more})).save_pretrained(folder)
     return folder
 

@@ -29,8 +29,10 @@ WORDS = (
 SPARSE = "{_target_: torch.optim.SparseAdam, lr: 0.05}"
 ROWS = f"optimizer.groups=[{{match: users|items, optimizer: {SPARSE}}}]"
 OTHER = ROWS.replace("SparseAdam", "Adagrad")
+not_soft = pytest.mark.real_gpu("soft GPUs have no sparse tensors")
 
 
+@not_soft
 def test_the_numbers_of_a_loop_with_two_optimizers(
     train_alone: TrainAlone, configured: Configured
 ) -> None:
@@ -66,6 +68,7 @@ def test_the_numbers_of_a_loop_with_two_optimizers(
         assert torch.equal(ours, theirs.detach().cpu())
 
 
+@not_soft
 @pytest.mark.parametrize(
     "more",
     [
@@ -85,6 +88,7 @@ def test_the_same_on_two_workers(more: str, train_together: TrainTogether) -> No
         torch.testing.assert_close(weight, theirs[name], rtol=1e-5, atol=1e-6)
 
 
+@not_soft
 @pytest.mark.parametrize("own", [ROWS, OTHER], ids=["SparseAdam", "Adagrad"])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_a_stopped_run_goes_on_to_the_same_bits(own: str, train_alone: TrainAlone) -> None:
@@ -92,6 +96,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(own: str, train_alone: TrainAlon
     assert_same(stopped_and_resumed(train_alone, *words, step=5), train_alone(*words, name="whole"))
 
 
+@not_soft
 @pytest.mark.slow
 def test_two_workers_that_are_killed(tmp_path: Any, trained: Trained) -> None:
     words = (*WORDS, ROWS, *as_typed("world_size=2 epochs=4 checkpoint.every_steps=2 threads=1"))
@@ -101,6 +106,7 @@ def test_two_workers_that_are_killed(tmp_path: Any, trained: Trained) -> None:
     assert_same(resumed, whole)
 
 
+@not_soft
 def test_a_step_with_nan_is_left_out(train_alone: TrainAlone) -> None:
     words = (
         *WORDS,
@@ -142,6 +148,7 @@ def test_each_phase_may_have_an_optimizer(train_alone: TrainAlone, configured: C
         torch.testing.assert_close(ours, theirs.detach().cpu(), rtol=1e-5, atol=1e-6)
 
 
+@not_soft
 def test_another_optimizer_is_another_run(
     typed: Typed, trained: Trained, tmp_path: Any, monkeypatch: Patch
 ) -> None:
@@ -184,6 +191,7 @@ def test_what_takes_no_sparse_gradients_says_so(words: str, typed: Typed, tmp_pa
     assert "users.weight, items.weight" in done.stderr
 
 
+@not_soft
 def test_torch_says_which_optimizers_take_none(typed: Typed, tmp_path: Any) -> None:
     done = typed(*WORDS, "world_size=1", f"hydra.run.dir={tmp_path}/run")
     assert done.returncode != 0
