@@ -164,7 +164,7 @@ def detection(own: Own, folder: Path) -> Curves:
         losses: dict[str, Tensor] = model(images, targets)
         return losses["classification"] + losses["bbox_regression"]
 
-    return {"loss": descend(optim.Adam(model.parameters(), 0.001), samples(dataset), loss)}
+    return {"loss": descend(optim.Adam(model.parameters(), 0.002), samples(dataset), loss)}
 
 
 def contrastive(own: Own, folder: Path) -> Curves:
