@@ -41,7 +41,7 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_000, 252, 48_900
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_000, 252, 48_950
 MAX_LINES = {
     "command": 6_610, "config": 3_790, "dashboards": 1_824, "data": 10_321, "features": 1_113,
     "inference": 2_236, "launch": 3_163, "models": 1_442, "planning": 275, "python": 716,
