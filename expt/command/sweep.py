@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -44,7 +45,6 @@ from expt.runs.view.text import sweep_command
 if TYPE_CHECKING:
     from expt.command.run import Command
     from expt.launch.submitit_jobs import Queue
-    from expt.runs.view.text import Console
 
 Runner: TypeAlias = "Pool | Queue"
 """The runner of jobs: the pool here, or a cluster's queue."""
@@ -226,19 +226,10 @@ class Sweep:
 class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with the events of a sweep's runs."""
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        total: int,
-        folder: Path,
-        what: str = "sweep",
-        note: Callable[[Job], str] = lambda _: "",
-    ) -> None:
-        """Take arguments as SweepDisplay does."""
-        super().__init__(console, total=total, folder=folder, what=what, note=note)
-        self.runs: dict[Job, list[SweepRun]] = {}
+    @functools.cached_property
+    def runs(self) -> dict[Job, list[SweepRun]]:
         """The requested runs of each job: a grid may name one twice."""
+        return {}
 
     def take(self, run: SweepRun) -> Job | None:
         """Take a run in; returns its job, where it is not that of another one too."""

@@ -38,9 +38,9 @@ class TextRows(Rows):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
         several = [samples] if isinstance(samples, str) else [*samples]
         first = several[0] if several else None
-        columns: Sequence[Any] = (
-            [[several]] if isinstance(first, Mapping) else [several]
-        )  # a conversation
+        columns: Sequence[Any] = [several]
+        if isinstance(first, Mapping):  # a message: all are one conversation
+            columns = [[several]]
         if self.feature.role == "prompt" and not isinstance(first, str):  # with its response
             columns = [*zip(*several, strict=True)]
         return self(self._encode(columns)[0])

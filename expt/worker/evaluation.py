@@ -70,8 +70,10 @@ def measure_weights(
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     ways, rounds = shared(evaluation.runs, evaluation.split)
-    read = [_member(run, way, worker, beat) for run, way in zip(evaluation.runs, ways, strict=True)]
-    members, (record, state) = [member for member, *_ in read], read[0][1:]
+    pairs = zip(evaluation.runs, ways, strict=True)
+    loaded = [_member(run, way, worker, beat) for run, way in pairs]
+    members = [member for member, *_ in loaded]
+    _, record, state = loaded[0]
     first_weights.load_frozen(worker, needed=False)
     with sized_by("data"):
         data = {

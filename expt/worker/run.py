@@ -74,8 +74,7 @@ class Run:
         self.learner = build.build_learner(config, self.data, worker, begins=begins, base=base)
         self.data = self.data.of_type(self.learner.module)
         beat()
-        trained = self.learner.module, self.learner.optimizer, self.learner.scheduler
-        self.built = as_built(*trained)
+        self.built = as_built(self.learner.module, self.learner.optimizer, self.learner.scheduler)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         never_measured(config, Length.of(config, self.position.steps_per_epoch))
@@ -100,8 +99,8 @@ class Run:
         if config.profile and worker.rank == 0:
             profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
         self.steps = Steps(self.learner, worker.device, request.waited_since, beat, profiler)
-        built, warns = self.callbacks.built, worker.rank == 0
-        self.first_steps = FirstSteps(config, self.learner, built, warns=warns)
+        warns = worker.rank == 0
+        self.first_steps = FirstSteps(config, self.learner, self.callbacks.built, warns=warns)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
