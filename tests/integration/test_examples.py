@@ -384,6 +384,35 @@ def distillation(own: Own, folder: Path) -> Curves:
     return {"loss": descend(optim.Adam(model.parameters()), steps, loss)}
 
 
+def lora(own: Own, folder: Path) -> Curves:
+    """With the tokenizer's own padding, and layers that the files lack trained whole by peft."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    own["write"](folder, 50, 16)
+    lines = (folder / "reviews.csv").read_text().splitlines()[1 : 1 + SIZE]
+    texts, verdicts = zip(*(line.split(",") for line in lines), strict=True)
+    labels = torch.tensor([["bad", "good"].index(verdict) for verdict in verdicts])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tiny")
+    auto = transformers.AutoModelForSequenceClassification
+    how: Any = {"target_modules": "all-linear", "modules_to_save": ["classifier", "pooler.dense"]}
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, **how)
+    torch.manual_seed(SEED)
+    model = peft.get_peft_model(auto.from_pretrained(folder / "tiny", num_labels=2), settings)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    torch.save({f"model.{name}": each for name, each in trained.items()}, folder / "first.pt")
+    optimizer = optim.AdamW(trained.values(), 0.005, weight_decay=0.01)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 1, 6)
+
+    def loss(at: list[int]) -> Tensor:
+        padded = tokenizer([texts[each] for each in at], padding=True, return_tensors="pt")
+        return functional.cross_entropy(model(**padded).logits, labels[at])
+
+    losses = list[float]()
+    for _, batch in order(SIZE, 0.0):
+        losses += descend(optimizer, [batch], loss)
+        schedule.step()
+    return {"loss": losses}
+
+
 def reinforce(own: Own, folder: Path) -> Curves:
     """Episode after episode, each ended where the pole falls."""
     model = first(folder, own["Policy"], 4)
@@ -442,6 +471,8 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     distillation: DIGITS + " model.width=4",
     reinforce: """model.width=4 task.length=9 task.discount=0.9 epoch_steps=2 dataset.val=3
         early_stop=null""",
+    lora: """dataset.val_split=last dataset.test_fraction=0.1 dataset.val_fraction=0.12
+        dataset.group_by_length=false model.lora.rank=2 scheduler.warmup_steps=1""",
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
 }
 """What is typed for each, so that a loop takes no time: a very small model, and few samples."""
@@ -475,6 +506,7 @@ def words_of(plain: Callable[[Own, Path], Curves]) -> list[str]:
     return [f"experiment={plain.__name__}", *as_typed(few + SMALL[plain])]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
 @pytest.mark.parametrize(
     "plain",
     [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SMALL],
