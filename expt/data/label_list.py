@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from expt.data.checksums import state_of
 from expt.data.columns import check_learnable, texts_of
 from expt.data.image_files import files_below, parts_there, picture_suffixes
-from expt.data.plain_text import composed
+from expt.data.picture_names import Pictures
 from expt.data.rows import Rows, Wanted, read_rows, rows_of
 from expt.data.table_files import SUFFIXES, Table, open_table
 from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed
@@ -25,34 +24,6 @@ _HEAD = 1000
 _ON = frozenset(("0", "1", "0.0", "1.0", "true", "false", "yes", "no"))
 _SEPARATORS = "|;,"
 """Characters between the labels of a cell; blanks where no cell has one of them."""
-
-
-class Pictures:
-    """Pictures below a folder, found by the names that a list may give them."""
-
-    def __init__(self, root: str, files: Sequence[str]) -> None:
-        start = len(os.path.join(root, ""))
-        self.files, self.paths = files, [composed(file[start:]) for file in files]
-        self._places = collections.defaultdict[str, list[int]](list)
-        for place, path in enumerate(self.paths):
-            for name in {os.path.basename(path), os.path.splitext(os.path.basename(path))[0]}:
-                self._places[name].append(place)
-
-    def find(self, name: str) -> list[int]:
-        """Return the places of the pictures that `name` may mean, with its suffix or without.
-
-        It may be a path from the root, from a folder below it or from one above it.
-        """
-        wanted = composed(os.path.normpath(name.strip().replace("\\", "/")))
-        found = list[tuple[bool, int]]()
-        for place in self._places.get(os.path.basename(wanted), ()):
-            path = self.paths[place]
-            if os.path.basename(path) != os.path.basename(wanted):
-                path = os.path.splitext(path)[0]
-            if f"/{path}".endswith(f"/{wanted}") or f"/{wanted}".endswith(f"/{path}"):
-                found.append((path == wanted, place))
-        exact = any(is_exact for is_exact, _ in found)
-        return [place for is_exact, place in found if is_exact or not exact]
 
 
 class Listed(NamedTuple):
@@ -109,21 +80,17 @@ def _match(
     path: Path, state: Any, root: str, every: Sequence[str], splits: Sequence[str] | None
 ) -> Listed:
     at, table, pictures = f"dataset.labels={path}", open_table(path), Pictures(root, every)
-    if (column := _column_of(_head(table), pictures)) is None:
+    if (column := pictures.column_in(head_of(table))) is None:
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
         raise DataError(f"{at}: {where}; name the folder that has them by dataset.root")
     row_of, missing = dict[int, int](), list[str]()
     for row, name in enumerate(_texts(_read(table, [column]))):
-        if not (places := pictures.find(name) if name else []):
+        if (place := pictures.place(name, f"{at}: row {row + 1}")) is None:
             missing.append(name or "an empty cell")
-        elif len(places) > 1:
-            several = " and ".join(pictures.paths[place] for place in places[:2])
-            fix = "name the folder of one by dataset.root, or write its path into the list"
-            raise DataError(f"{at}: row {row + 1}: {name} may be {several}; {fix}")
-        elif row_of.setdefault(places[0], row) != row:
-            twice = f"rows {row_of[places[0]] + 1} and {row + 1}"
-            raise DataError(f"{at}: {twice} both label {pictures.paths[places[0]]}; keep one")
+        elif row_of.setdefault(place, row) != row:
+            twice = f"rows {row_of[place] + 1} and {row + 1}"
+            raise DataError(f"{at}: {twice} both label {pictures.paths[place]}; keep one")
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():
         start = "" if folder == Path(root) else f"{os.path.relpath(folder, root)}{os.sep}"
@@ -160,17 +127,11 @@ def _texts(columns: Any) -> list[str]:
     return texts_of(columns.combine_chunks().column(0).chunk(0))
 
 
-def _head(table: Table, most: int | None = _HEAD) -> dict[str, list[str]]:
+def head_of(table: Table, most: int | None = _HEAD) -> dict[str, list[str]]:
     """Return the first cells of the columns, but for the index of pandas, as texts."""
     names = [name for name in table.names if name not in table.index] or table.names
     batch = next(table.batches(names), None)
     return {} if batch is None else {x: texts_of(batch.column(x)[:most]) for x in names}
-
-
-def _column_of(head: Mapping[str, Sequence[str]], pictures: Pictures) -> str | None:
-    """Return the column that names most pictures."""
-    found = {name: sum(bool(x and pictures.find(x)) for x in head[name]) for name in head}
-    return max(found, key=found.__getitem__) if any(found.values()) else None
 
 
 def answers_of(
@@ -236,11 +197,11 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
     pictures = Pictures(root, files_below(root, picture_suffixes()) if files else ())
     for file in files:
         try:
-            cells = _head(open_table(file), None) if str(file) != but else {}
+            cells = head_of(open_table(file), None) if str(file) != but else {}
         except ExptError:
             continue
         first = {name: texts[:_HEAD] for name, texts in cells.items()}
-        if (column := _column_of(first, pictures)) is None:
+        if (column := pictures.column_in(first)) is None:
             continue
         places = [pictures.find(name) if name else [] for name in cells.pop(column)]
         found = [[pictures.files[x] for x in several] for several in places if several]

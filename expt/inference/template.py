@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from expt.data.columns import are_numbers, texts_of
-from expt.data.label_list import Pictures
+from expt.data.picture_names import Pictures
 from expt.data.table_files import open_table
 from expt.errors import ConfigError, listed, warn
 from expt.features import Answers, Classes, Feature

@@ -188,7 +188,10 @@ def pictures(root: Path, *, parts: tuple[str, ...] = ("train",)) -> Path:
     return root
 
 
-@pytest.mark.parametrize("way", ["train/{0}/{0}{1}.png", "{0}/{0}{1}.png", "./{0}{1}.png"])
+@pytest.mark.parametrize(
+    "way",
+    ["train/{0}/{0}{1}.png", "{0}/{0}{1}.png", "./{0}{1}.png", "{0}\\{0}{1}.png", "{0}{1}"],
+)
 def test_pictures_of_a_group_are_in_one_part(tmp_path: Path, way: str) -> None:
     root, groups = pictures(tmp_path / "r"), tmp_path / "groups.csv"
     pairs = [(kind, number) for kind in ("cat", "dog") for number in range(20)]
@@ -210,6 +213,25 @@ def test_pictures_of_a_group_are_in_one_part(tmp_path: Path, way: str) -> None:
         one.prepare()
     with pytest.raises(ConfigError, match="no such file"):
         dataset(f"{IMAGES} dataset.root={root}", group=str(tmp_path / "none.csv")).prepare()
+
+
+def test_the_column_of_groups_is_called_group_or_the_only_other(tmp_path: Path) -> None:
+    root, groups = pictures(tmp_path / "r"), tmp_path / "groups.csv"
+    one = dataset(f"{IMAGES} dataset.root={root}", group=str(groups))
+    rows = [f"{number // 5},1,cat{number}\n{number // 5},1,dog{number}" for number in range(20)]
+    groups.write_text("\n".join(["group,seen,picture", *rows]))
+    one.prepare()
+    groups.write_text("\n".join(["patient,seen,picture", *rows]))
+    with pytest.raises(ConfigError, match="no column group next to picture, but patient, seen"):
+        one.prepare()
+    groups.write_text("\n".join(["group,seen,picture", *rows, "7,1,train/cat/cat0.png"]))
+    with pytest.raises(DataError, match=r"gives train/cat/cat0\.png two groups"):
+        one.prepare()
+    (root / "train" / "new").mkdir()
+    shutil.copy(root / "train/cat/cat0.png", root / "train/new/cat0.png")
+    groups.write_text("\n".join(["group,seen,picture", *rows]))
+    with pytest.raises(DataError, match=r"cat0 may be train/cat/cat0\.png and train/new"):
+        one.prepare()
 
 
 def test_a_part_whose_pictures_are_not_all_named_is_reported(

@@ -1,0 +1,55 @@
+"""Pictures by the names that a table gives them: ends of paths, with suffix or without."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+from collections.abc import Mapping, Sequence
+
+from expt.data.plain_text import composed
+from expt.errors import DataError
+
+
+class Pictures:
+    """Pictures below a folder, found by the names that a table may give them."""
+
+    def __init__(self, root: str, files: Sequence[str]) -> None:
+        below = functools.cache(functools.partial(os.path.relpath, start=root))
+        parts = map(os.path.split, files)
+        paths = [os.path.join(below(folder or "."), name) for folder, name in parts]
+        self.files, self.paths = files, [composed(path.removeprefix("./")) for path in paths]
+        self._places = collections.defaultdict[str, list[int]](list)
+        for place, path in enumerate(self.paths):
+            for name in {os.path.basename(path), os.path.splitext(os.path.basename(path))[0]}:
+                self._places[name].append(place)
+
+    def find(self, name: str) -> list[int]:
+        """Return the places of the pictures that `name` may mean, with its suffix or without.
+
+        It may be a path from the root, from a folder below it or from one above it.
+        """
+        wanted = composed(os.path.normpath(name.strip().replace("\\", "/")))
+        found = list[tuple[bool, int]]()
+        for place in self._places.get(os.path.basename(wanted), ()):
+            path = self.paths[place]
+            if os.path.basename(path) != os.path.basename(wanted):
+                path = os.path.splitext(path)[0]
+            if f"/{path}".endswith(f"/{wanted}") or f"/{wanted}".endswith(f"/{path}"):
+                found.append((path == wanted, place))
+        exact = any(is_exact for is_exact, _ in found)
+        return [place for is_exact, place in found if is_exact or not exact]
+
+    def place(self, name: str, at: str) -> int | None:
+        """Return the place of the picture, or None. Raise DataError where it may be several."""
+        places = self.find(name) if name else []
+        if len(places) > 1:
+            several = " and ".join(self.paths[place] for place in places[:2])
+            fix = "name the folder of one by dataset.root, or write its path into the table"
+            raise DataError(f"{at}: {name} may be {several}; {fix}")
+        return places[0] if places else None
+
+    def column_in(self, head: Mapping[str, Sequence[str]]) -> str | None:
+        """Return the column whose first texts name most pictures."""
+        found = {name: sum(bool(x and self.find(x)) for x in head[name]) for name in head}
+        return max(found, key=found.__getitem__) if any(found.values()) else None
