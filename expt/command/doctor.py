@@ -31,6 +31,7 @@ GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 ENOUGH_DISK = GIB
 ENOUGH_SHARED_MEMORY = 64 * 2**20
+SLOW_THREADS = 1.5
 _QUICK = (
     *("world_size=2", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
     *("tensorboard.images=false", "tensorboard.norms=false"),
@@ -124,7 +125,29 @@ def _in_another_process() -> Iterator[Finding]:
 
 def _of_torch() -> list[Finding]:
     torch = _package("torch")
-    return [torch] if torch.outcome == "fail" else [torch, *_gpus(), _package("torchvision")]
+    if torch.outcome == "fail":
+        return [torch]
+    return [torch, _threads(), *_gpus(), _package("torchvision")]
+
+
+def _threads() -> Finding:
+    """Compare small operations on all cores with those on one, on which nothing has to meet."""
+    import torch
+
+    cores = machine.usable_cpus()
+    inputs, weights, seconds = torch.ones(64, 512), torch.ones(512, 512), dict[int, float]()
+    for number in (1, cores, 1, cores):  # the first of each warms up
+        torch.set_num_threads(number)
+        began = time.perf_counter()
+        for _ in range(200):
+            torch.relu(inputs @ weights)
+        seconds[number] = time.perf_counter() - began
+    ratio = seconds[cores] / seconds[1]
+    found = f"small operations take {ratio:.2f} times as long on {cores} threads as on one"
+    if ratio < SLOW_THREADS:
+        return Finding("pass", "threads", found)
+    fix = "other programs take the cores: end them, or train small models with threads=1"
+    return Finding("note", "threads", found, fix)
 
 
 def _package(name: str) -> Finding:

@@ -1,6 +1,7 @@
 """`python -m expt doctor`, and the completion of words by a shell."""
 
 import gzip
+import math
 import os
 import pty
 import select
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from expt.command import doctor
-from tests.facade import as_typed, ended, environment, run, start_cold
+from tests.facade import Patch, as_typed, ended, environment, run, start_cold
 
 TIMEOUT_S = 60
 
@@ -38,6 +40,7 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
     needed = as_typed("python torch torchvision CPU /dev/shm disk backends workers")
     assert [found[what][0] for what in needed] == ["pass"] * len(needed)
     assert found["datasets"][0] == "note"
+    assert "times as long" in found["threads"][1]
     assert "\x1b" not in done.stdout, "colours are for terminals"
     assert {path.name for path in tmp_path.iterdir()} == {"data"}, "it leaves nothing"
 
@@ -63,6 +66,18 @@ def test_data_that_no_run_could_read_fails(tmp_path: Path) -> None:
     assert found["mnist"].outcome == "fail"
     assert "train-images-idx3-ubyte.gz is not an IDX file" in found["mnist"].found
     assert found["datasets"].found.startswith("not here: fashion_mnist, cifar10, cifar100; ")
+
+
+@pytest.mark.parametrize(("slow", "outcome"), [(0.0, "note"), (math.inf, "pass")])
+def test_threads_that_wait_for_cores_are_noted(
+    slow: float, outcome: str, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(doctor, "SLOW_THREADS", slow)
+    before = torch.get_num_threads()
+    found = doctor._threads()
+    torch.set_num_threads(before)
+    assert found.outcome == outcome
+    assert ("threads=1" in found.fix) == (outcome == "note")
 
 
 @pytest.mark.usefixtures("_forkserver")  # one that the fault is not a part of
