@@ -28,7 +28,7 @@ from hydra.core.override_parser.types import (
 from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
-from expt.command.conf_files import options, refuse_misread, written_in
+from expt.command.conf_files import refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
 from expt.command.hydra_part import COMPOSING, place, resolving, typed_in
 from expt.command.mistakes import (
@@ -36,15 +36,14 @@ from expt.command.mistakes import (
     list_on,
     refuse_no_choice,
     refuse_no_list,
-    refuse_to_delete,
-    refuse_unknown,
+    refuse_wrong,
 )
 from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.explained import Origin
 from expt.config.key_types import may_be_text
 from expt.config.keys import varying
-from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
+from expt.config.kinds import conf_dir
 from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
@@ -247,21 +246,9 @@ class _Base:
         self.choices = _choices_of(composed)
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
-        """Return settings with the value of an override. Raises ConfigError for an unknown key."""
-        path, value = word.key_or_group.split("."), word.value()
-        if word.is_delete():
-            refuse_to_delete(own, word)
-        refuse_no_list(own, word)
-        group, chosen = path[0], own.get(path[0])
-        is_custom = isinstance(chosen, dict) and "_target_" in chosen
-        is_name = isinstance(chosen, dict) and path[1:] == ["name"] and not is_custom
-        if is_name and value != own[group].get("name") and value in options(group):
-            raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
-        # Every custom dataset has these keys, in its YAML or not.
-        may_add = is_custom and group == "dataset" and not CUSTOM_DATASET_KEYS.isdisjoint(path[1:2])
-        if word.type == OverrideType.CHANGE and not may_add:
-            refuse_unknown(own, word, None if is_custom else str(self.choices.get(group) or ""))
-        return with_value(own, path, value, merge=True)
+        """Return settings with the value of an override. Raises ConfigError for a wrong one."""
+        refuse_wrong(own, word, self.choices)
+        return with_value(own, word.key_or_group.split("."), word.value(), merge=True)
 
 
 def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:

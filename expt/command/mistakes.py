@@ -6,22 +6,21 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
-from expt.config.constraints import kind, typed
+from expt.config.constraints import kind, names_of, typed
+from expt.config.groups import GROUPS
 from expt.config.key_types import names_around, takes_keys, takes_list
 from expt.config.keys import all_keys, example_of, flat, in_a_shell
-from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
 
 if TYPE_CHECKING:
     from expt.command.grammar import Override
 
-_UNSET = object()
-"""The value of a key that nothing sets yet."""
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
     **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
@@ -57,7 +56,7 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return _Unknown(word, key).error()
+        return ConfigError(_no_such_key(word, key))
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
@@ -74,125 +73,103 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-class _Unknown:
-    """A key that there is not, in a word of the command, and the hints about it."""
+@dataclass(frozen=True)
+class _Group:
+    """The group of a key, its choice in the settings, and the keys of each of its choices."""
 
-    def __init__(
-        self,
-        word: str,
-        key: str,
-        choice: str | None = "",
-        near: Sequence[str] = (),
-        holder: str = "",
-        written: str = "...",
-    ) -> None:
-        """Take the choice of the key's group, None for a custom class, and the keys next to it.
+    name: str
+    choice: str
+    has: Mapping[str, Sequence[str]]
 
-        `holder` is the key above it, if that has a value and no keys; `written` is the value.
-        """
-        self._word, self._key, self._choice, self._near = word, key, choice, near
-        self._holder, self._written = holder, written
-        self._group = key.partition(".")[0]
-        self._above, _, self._last = key.rpartition(".")
-        self._is_of_group = bool(choice) and self._above == self._group and not near
-        self._has = {name: keys_of(self._group, name) for name in options(self._group)}
-        self._own = self._has.get(choice or "", [])
-        self._every = [*itertools.chain(*self._has.values())]
+    @classmethod
+    def of(cls, key: str, choice: str) -> _Group:
+        name = key.partition(".")[0]
+        return cls(name, choice, {each: keys_of(name, each) for each in options(name)})
 
-    def error(self) -> ConfigError:
-        """Return the error with the first hint that there is."""
-        hints = (
-            *(self._below_value, self._of_custom_class, self._to_be_added, self._below_null),
-            *(self._of_other_choice, self._misspelt, self._of_choice, self._anywhere),
-        )
-        return ConfigError(next(filter(None, (hint() for hint in hints))))
+    @property
+    def own(self) -> Sequence[str]:
+        """The keys of the choice."""
+        return self.has.get(self.choice, ())
 
-    def _said(self, hint: str) -> str:
-        return f"{self._word}: there is no key '{self._key}'{hint}"
-
-    def _below_value(self) -> str:
-        holder, one = self._holder, self._written
-        if not holder:
-            return ""
-        if takes_list(holder) and holder in all_keys():
-            one = f"[{one}]"
-        return f"{self._word}: {holder} has no keys below it; write {in_a_shell(f'{holder}={one}')}"
-
-    def _of_custom_class(self) -> str:
-        if self._choice is not None:
-            return ""
-        hint, add = did_you_mean(self._key, self._near), f"type +{self._word}"
-        add = f".{hint} Or {add}" if hint else f"; {add}"
-        return f"{self._word}: nothing sets '{self._key}' yet{add}, or add it to the class's YAML"
-
-    def _to_be_added(self) -> str:
-        is_class = self._group in groups() and self._last == "_target_"
-        is_metric = self._key.startswith("task.metrics.")
-        return self._said(f"; add it with +{self._word}") if is_class or is_metric else ""
-
-    def _below_null(self) -> str:
-        if self._key not in all_keys() or self._key in keys_in_yaml():
-            return ""
-        whole = f"set all of its keys at once, e.g. {example_of(self._above.split('.'))}"
-        return f"{self._word}: {self._above} has no keys yet; {whole}"
-
-    def _of_other_choice(self) -> str:
-        """Return the choices that have the key, or one above it with a value and no keys."""
-        names, own = self._key.split("."), self._own
-        every = (".".join(names[:end]) for end in range(len(names), 0, -1))
-        known = next((key for key in every if key in keys_in_yaml()), "")
-        if known != self._key and ("." not in known or not own or known in own):
-            return ""
-        lacks = f"there is no {self._group}"
-        if self._choice:
-            lacks = f"{self._group}={self._choice} has no key '{known}'"
-        meant = self._closest(known.rpartition(".")[2], 0.6, own)
-        hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{self._word}: {lacks}{hint} add one that has it: {self._having(known)}"
-
-    def _misspelt(self) -> str:
-        """Return the key of its group, or of another place, whose last name is like this one's."""
-        every = [*self._every, *self._own]
-        by_end = {key.rpartition(".")[2]: key for key in keys_in_yaml()[::-1]}
-        meant = self._closest(self._last, 0.8, every)  # dataset.groups: dataset.group
-        meant = meant or ELSEWHERE.get(self._last) or by_end.get(self._last)
-        if not meant and self._is_of_group:
-            meant = self._closest(self._last, 0.6, every)
-        if not meant:
-            return ""
-        hint = f". Did you mean '{meant}'?"
-        if meant in self._every and meant not in self._own:
-            hint += f" {self._group}={self._choice} has none; add {self._having(meant)}"
-        return self._said(hint)
-
-    def _having(self, key: str) -> str:
+    def having(self, key: str) -> str:
         """Return the word for the choices that have a key."""
-        names = (name for name, below in self._has.items() if key in (self._group, *below))
-        return f"{self._group}={' or '.join(names)}"
+        names = (name for name, below in self.has.items() if key in (self.name, *below))
+        return f"{self.name}={' or '.join(names)}"
 
-    @staticmethod
-    def _closest(last: str, cutoff: float, keys: Sequence[str]) -> str | None:
-        """Return the key whose last name is nearest to `last`; of equal names the last key."""
-        ends = {each.rpartition(".")[2]: each for each in keys}
-        found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
-        return ends[found[0]] if found else None
+    @property
+    def every(self) -> Sequence[str]:
+        """The keys of all choices, last those of the choice."""
+        return [*itertools.chain(*self.has.values()), *self.own]
 
-    def _of_choice(self) -> str:
-        own = ", ".join(self._own)
-        has = f". {self._group}={self._choice} has {own}." if own else "."
-        return self._said(has) if self._is_of_group else ""
 
-    def _anywhere(self) -> str:
-        settings, key = keys_in_yaml(), self._key
-        known = [
-            name for name in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{name}.")
-        ]
-        if self._above and self._group not in settings:
-            known += [f"{each}.{self._last}" for each in groups()]
-        hint = did_you_mean(key, self._near or known)
-        if not hint and self._group in settings:
-            hint = f" --help {self._group} lists its keys"
-        return self._said(f".{hint}")
+def _no_such_key(word: str, key: str, choice: str = "", near: Sequence[str] = ()) -> str:
+    """Return the error of a key that the settings lack, with the first hint that there is.
+
+    `choice` is that of its group, and `near` are the keys next to it in an element of a list.
+    """
+    group = _Group.of(key, choice)
+    above, _, last = key.rpartition(".")
+    said = f"{word}: there is no key '{key}'"
+    if (group.name in groups() and last == "_target_") or key.startswith("task.metrics."):
+        return f"{said}; add it with +{word}"
+    if key in all_keys() and key not in keys_in_yaml():
+        example = example_of(above.split("."))
+        return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
+    if hint := _of_other_choices(key, group):
+        return f"{word}: {hint}"
+    is_of_choice = bool(choice) and above == group.name
+    if not (meant := _meant(key, group, 0.6 if is_of_choice else 1.0)):
+        own = ", ".join(group.own)
+        has = f" {group.name}={choice} has {own}." if own else ""
+        return f"{said}.{has if is_of_choice else _anywhere(key, near)}"
+    said += f". Did you mean '{meant}'?"
+    if meant in group.every and meant not in group.own:
+        said += f" {group.name}={choice} has none; add {group.having(meant)}"
+    return said
+
+
+def _of_other_choices(key: str, group: _Group) -> str:
+    """Return the choices that have the key, or one above it with a value and no keys."""
+    names = key.split(".")
+    every = (".".join(names[:end]) for end in range(len(names), 0, -1))
+    known = next((each for each in every if each in keys_in_yaml()), "")
+    if known != key and ("." not in known or not group.own or known in group.own):
+        return ""
+    lacks = f"there is no {group.name}"
+    if group.choice:
+        lacks = f"{group.name}={group.choice} has no key '{known}'"
+    meant = _nearest(known, group.own, 0.6)
+    hint = f". Did you mean '{meant}'? Or" if meant else ";"
+    return f"{lacks}{hint} add one that has it: {group.having(known)}"
+
+
+def _meant(key: str, group: _Group, cutoff: float) -> str | None:
+    """Return the key whose last name is like that of `key`: of the group, or of another place.
+
+    With a `cutoff` below 1 also one of the group that is less like it.
+    """
+    last = key.rpartition(".")[2]
+    by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
+    near = _nearest(key, group.every, 0.8)  # dataset.groups: dataset.group
+    near = near or ELSEWHERE.get(last) or by_end.get(last)
+    return near or _nearest(key, group.every, cutoff)
+
+
+def _nearest(key: str, keys: Sequence[str], cutoff: float) -> str | None:
+    """Return the key whose last name is most like that of `key`; of equal names the last key."""
+    ends = {each.rpartition(".")[2]: each for each in keys}
+    found = difflib.get_close_matches(key.rpartition(".")[2], ends, n=1, cutoff=cutoff)
+    return ends[found[0]] if found else None
+
+
+def _anywhere(key: str, near: Sequence[str]) -> str:
+    """Return the nearest of all keys, or else where those of its group are listed."""
+    settings, names = keys_in_yaml(), key.split(".")
+    known = [each for each in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{each}.")]
+    if len(names) > 1 and names[0] not in settings:
+        known += [f"{each}.{names[-1]}" for each in groups()]
+    hint = did_you_mean(key, near or known)
+    return f" --help {names[0]} lists its keys" if not hint and names[0] in settings else hint
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
@@ -219,76 +196,97 @@ def refuse_no_choice(word: Override) -> None:
     raise ConfigError(f"{word.input_line}: takes the name of one choice; {fix}")
 
 
-def refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -> None:
+def refuse_wrong(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a word that can't set its key in these settings.
+
+    `choices` are those of the groups.
+    """
+    if word.is_delete():
+        _refuse_to_delete(own, word)
+    refuse_no_list(own, word)
+    path, value = word.key_or_group.split("."), word.value()
+    group, chosen = path[0], own.get(path[0])
+    is_custom = isinstance(chosen, dict) and "_target_" in chosen
+    is_name = isinstance(chosen, dict) and path[1:] == ["name"] and not is_custom
+    if is_name and value != own[group].get("name") and value in options(group):
+        raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
+    may_add = is_custom and group == "dataset" and not _of_custom_datasets().isdisjoint(path[1:2])
+    if not (may_add or word.is_add() or word.is_force_add()):
+        _refuse_unknown(own, word, None if is_custom else str(choices.get(group) or ""))
+
+
+def _refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -> None:
     """Raise ConfigError for a key that the settings lack, or one that the value has below it.
 
     `choice` is the one of its group; None for a custom class.
     """
-    path = word.key_or_group.split(".")
-    unknown = _first_unknown(own, path, word.value())
+    text = str(word.input_line)
+    unknown = _first_unknown(own, word.key_or_group.split("."), word.value())
     if not unknown:
         return
     names = unknown.split(".")
     value, at = _descend(own, names)
-    near = list[str]()
-    if choice is None and isinstance(value, dict):  # the keys next to the first that there is not
-        near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
-    if choice is None and path[0] == "dataset":
-        near += [f"dataset.{key}" for key in CUSTOM_DATASET_KEYS]
-    if re.search(r"\.\d+\.", unknown):  # in an element of a list
-        above = ".".join(names[:-1])
-        near += [f"{above}.{name}" for name in names_around(names, own)]
-    written = typed(word.value()) if unknown == word.key_or_group else "..."
     holder = ".".join(names[:at])
-    may_have_keys = isinstance(value, dict | list) or takes_keys(holder)
-    if may_have_keys or (value is None and holder not in all_keys()):
-        holder = ""
-    found = _Unknown(str(word.input_line), unknown, choice, near, holder, written)
-    raise found.error()
+    has_keys = isinstance(value, dict | list) or takes_keys(holder)
+    if not has_keys and (value is not None or holder in all_keys()):
+        written = typed(word.value()) if unknown == word.key_or_group else "..."
+        whole = in_a_shell(_whole(holder, written))
+        raise ConfigError(f"{text}: {holder} has no keys below it; write {whole}")
+    near = list[str]()
+    if re.search(r"\.\d+\.", unknown):  # in an element of a list
+        above = unknown.rpartition(".")[0]
+        near += [f"{above}.{name}" for name in names_around(names, own)]
+    if choice is not None:
+        raise ConfigError(_no_such_key(text, unknown, choice, near))
+    if isinstance(value, dict):  # the keys next to the first that there is not
+        near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
+    if names[0] == "dataset":
+        near += [f"dataset.{key}" for key in _of_custom_datasets()]
+    hint = did_you_mean(unknown, near)
+    add = f".{hint} Or type +{text}" if hint else f"; type +{text}"
+    raise ConfigError(f"{text}: nothing sets '{unknown}' yet{add}, or add it to the class's YAML")
+
+
+def _of_custom_datasets() -> set[str]:
+    """Return the keys that every custom dataset has, in its YAML or not."""
+    own = {"name", "target", "kwargs", "train", "val", "test"}
+    return {*names_of(GROUPS["dataset"]["_target_"])} - own
+
+
+def _whole(key: str, one: str) -> str:
+    """Return the word for a key that has one value, which may be a list."""
+    return f"{key}=[{one}]" if takes_list(key) and key in all_keys() else f"{key}={one}"
 
 
 def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
     """Raise ConfigError for one element of a key that has no list, with the value to type."""
-    if (found := _element_of_no_list(own, word)) is None:
-        return
-    path, value = found
-    key = ".".join(path)
-    one = typed(word.value())
-    if takes_list(key) and (value is _UNSET or key in all_keys()):
-        one = f"[{one}]"
-    if value is _UNSET:
-        whole = in_a_shell(f"+{key}={one}")
-        why = f"nothing sets {key} yet; write the whole list, {whole}"
-    elif key in groups():
-        why = f"{key} has one value, {typed(kind(value))}; write {in_a_shell(f'{key}={one}')}"
-    else:
-        has_keys = any(each.startswith(f"{key}.") for each in all_keys())
-        whole = example_of(path) if has_keys else in_a_shell(f"{key}={one}")
-        why = f"{key} has one value, {typed(value)}; write {whole}"
-    raise ConfigError(f"{word.input_line}: {why}")
-
-
-def _element_of_no_list(own: Mapping[str, Any], word: Override) -> tuple[list[str], Any] | None:
-    """Return the path and the value of a key, if the word sets an element and it takes no list."""
     path = word.key_or_group.split(".")
     value, at = _descend(own, path)
+    one = typed(word.value())
     if word.is_delete() or at in (0, len(path)):
-        return None
-    is_custom = any(key.endswith("_target_") for key in flat({path[0]: own.get(path[0])}))
-    if isinstance(value, dict) and is_custom and not path[at].isdecimal():
-        element = next((place for place in range(at, len(path)) if path[place].isdecimal()), None)
-        return None if element is None else (path[:element], _UNSET)
+        return
+    if not path[at].isdecimal():
+        is_custom = any(key.endswith("_target_") for key in flat({path[0]: own[path[0]]}))
+        element = next((end for end in range(at, len(path)) if path[end].isdecimal()), None)
+        if isinstance(value, dict) and is_custom and element is not None:
+            key = ".".join(path[:element])
+            whole = in_a_shell(f"+{key}=[{one}]" if takes_list(key) else f"+{key}={one}")
+            why = f"nothing sets {key} yet; write the whole list, {whole}"
+            raise ConfigError(f"{word.input_line}: {why}")
+        return
     key = ".".join(path[:at])
-    if not path[at].isdecimal() or isinstance(value, list):  # `with_value` names the whole list
-        return None
-    if isinstance(value, dict) and key not in groups():
-        return None
-    if value is None and takes_list(key):
-        return None
-    return path[:at], value
+    is_list = isinstance(value, list) or (value is None and takes_list(key))
+    if is_list or (isinstance(value, dict) and key not in groups()):
+        return  # `with_value` names the whole list; a mapping may have numbers
+    whole = in_a_shell(_whole(key, one))
+    if key in groups():
+        value = kind(value)
+    elif any(each.startswith(f"{key}.") for each in all_keys()):
+        whole = example_of(path[:at])
+    raise ConfigError(f"{word.input_line}: {key} has one value, {typed(value)}; write {whole}")
 
 
-def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
+def _refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
     """Raise ConfigError for an element that is to be deleted, with the list that is left."""
     path = word.key_or_group.split(".")
     value, at = _descend(own, path)
@@ -303,12 +301,13 @@ def refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
 
 def _without(node: Any, path: Sequence[str]) -> Any:
     """Return a list or a mapping without the element or the key at a path that is there."""
-    named = node.items() if isinstance(node, dict) else enumerate(node)
-    found = {key: each for key, each in named if len(path) > 1 or str(key) != path[0]}
-    for key, each in found.items():
-        if str(key) == path[0]:
-            found[key] = _without(each, path[1:])
-    return found if isinstance(node, dict) else [*found.values()]
+    found = node.copy()
+    key = int(path[0]) if isinstance(node, list) else path[0]
+    if path[1:]:
+        found[key] = _without(node[key], path[1:])
+    else:
+        del found[key]
+    return found
 
 
 def list_on(own: Mapping[str, Any], word: Override) -> int | None:
@@ -328,12 +327,11 @@ def _first_unknown(node: Any, path: Sequence[Any], value: Any) -> str:
                 if unknown := _first_unknown(found, [key], below):
                     return ".".join([*names, unknown])
         return ""
-    is_in_list = isinstance(found, list | None) and names[at].isdecimal()
-    if at and (is_in_list or (isinstance(found, list) and found)):
-        return ""  # `with_value` names the whole list
+    is_in_list = isinstance(found, list | None) and (found or names[at].isdecimal())
     in_schema = ".".join(name for name in names if not name.isdecimal()) in all_keys()
-    if at and names[at - 1].isdecimal() and in_schema:
-        return ""  # elements may lack keys
+    # `with_value` names the whole list, and elements may lack keys.
+    if at and (is_in_list or (names[at - 1].isdecimal() and in_schema)):
+        return ""
     return ".".join(names)
 
 

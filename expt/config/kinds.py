@@ -6,13 +6,13 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from expt import registry
-from expt.config.constraints import IS_SET, STRICT, Count, Key, Target, kind, plain
+from expt.config.constraints import STRICT, Count, Key, Target, kind, plain
 from expt.features import Feature
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TaskConfig:
     @property
     def own_metrics(self) -> dict[str, Better]:
         """Those of `metrics` that the task itself measures."""
-        return own_metrics(self.metrics)
+        return own_metrics(self)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return a line for each of the run's other settings that does not go with the task."""
@@ -107,15 +107,33 @@ def read_yaml(path: Path) -> Any:
     return yaml.load(path.read_bytes(), loader)
 
 
+class _Form(NamedTuple):
+    """A metric in the one form of all that a task, its YAML or its record may have."""
+
+    better: Better
+    every: int
+    in_training: bool
+    is_own: bool
+    """True if the task measures it, and no class of torchmetrics."""
+
+
+def _forms(task: Any) -> dict[str, _Form]:
+    """Return the metrics that the configuration of a task, its YAML or its record adds."""
+    found = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", None)
+    metrics = plain(found)
+    forms = dict[str, _Form]()
+    for name, one in metrics.items() if isinstance(metrics, Mapping) else ():  # or refused later
+        keys = one if isinstance(one, Mapping) else {"better": one}
+        is_own = {"_target_", "target"}.isdisjoint(keys)
+        in_training = keys.get("train", is_own)
+        forms[name] = _Form(keys.get("better"), keys.get("every", 1), in_training, is_own)
+    return forms
+
+
 def metrics_of(task: Any) -> dict[str, Better]:
     """Return the loss and the metrics of a task or its record, and which way each is better."""
-    more = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", {})
-    more = more if isinstance(more, Mapping) else {}  # which is refused later
-    return {
-        "loss": "min",
-        **getattr(_kind(task), "METRICS", {}),
-        **{name: _better(metric) for name, metric in more.items()},
-    }
+    more = {name: one.better for name, one in _forms(task).items()}
+    return {"loss": "min", **getattr(_kind(task), "METRICS", {}), **more}
 
 
 def _kind(task: Any) -> Any:
@@ -126,29 +144,18 @@ def _kind(task: Any) -> Any:
     )
 
 
-def _better(metric: Any) -> Better:
-    """Return which way is better of a metric as a task, its YAML or a record has it."""
-    if isinstance(metric, Mapping):
-        return cast(Better, metric.get("better"))
-    return cast(Better, getattr(metric, "better", metric))
-
-
-def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Better]:
-    """Return the metrics that the task itself measures, and which way each is better."""
-    own = {name: one for name, one in metrics.items() if not isinstance(one, TargetMetric)}
-    return {name: _better(metric) for name, metric in own.items()}
+def own_metrics(task: Any) -> dict[str, Better]:
+    """Return those of `metrics` that the task itself measures, and which way each is better."""
+    return {name: one.better for name, one in _forms(task).items() if one.is_own}
 
 
 def every_of(task: Any) -> dict[str, int]:
     """Return the metrics of a task, or of its YAML, that are not of training, and their `every`."""
-    found, settings = dict[str, int](), plain(getattr(task, "metrics", task))
-    metrics = settings.get("metrics", settings) if isinstance(settings, Mapping) else {}
-    for name, one in metrics.items() if isinstance(metrics, Mapping) else ():
-        if isinstance(one, Mapping):
-            number, is_own = one.get("every", 1), {"_target_", "target"}.isdisjoint(one)
-            if number != 1 or not one.get("train", is_own):
-                found[name] = number
-    return found
+    return {
+        name: one.every
+        for name, one in _forms(task).items()
+        if one.every != 1 or not one.in_training
+    }
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:
@@ -176,27 +183,3 @@ def chosen_metric(task: Any) -> str:
 def objective_of(task: Any) -> str:
     """Return the metric by which the runs of a task are chosen where nothing else is asked for."""
     return getattr(_kind(task), "OBJECTIVE", chosen_metric(task))
-
-
-CUSTOM_DATASET_KEYS = frozenset(
-    "num_classes num_workers val_fraction val_split train_limit mean std augment folds fold"
-    " group sampling shuffle".split()
-)
-"""Keys that every custom dataset has, named in its YAML or not."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Augment:
-    """How training images are moved; conf/dataset has the meaning of each key."""
-
-    crop_padding: Annotated[int, Field(ge=0)] = 0
-    padding_mode: Annotated[
-        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
-    ] = "constant"
-    flip: bool | Literal["alternate"] = False
-    cutout: Annotated[int, Field(ge=0)] = 0
-
-    @property
-    def is_set(self) -> bool:
-        """True if images are changed at all."""
-        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))

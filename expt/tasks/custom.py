@@ -29,7 +29,7 @@ class Config(Target):
     @property
     def own_metrics(self) -> dict[str, Better]:
         """Those that the task itself measures."""
-        return own_metrics(self.metrics)
+        return own_metrics(self)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return the names of metrics that can't be tags."""

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config.kinds import Augment
 from expt.data import build
 from expt.data.build import Data
-from expt.data.kinds import Opening
+from expt.data.kinds import Augment, Opening
 from expt.data.kinds.custom import Custom
 from expt.data.loader import Loader, StreamLoader, loading
 from expt.data.loading import Batch, LoaderOptions, Shard

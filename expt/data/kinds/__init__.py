@@ -16,7 +16,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Name, Positive
-from expt.config.kinds import Augment
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import ROLES, Anything, Classes, Feature, Features, Mask, Tokens
@@ -66,6 +65,23 @@ SplitNames = tuple[Literal["train", "val", "test"], ...] | None
 Splits = Annotated[SplitNames, Key(evaluate=True, example="'dataset.splits=[train,test]'")]
 """Which parts of a folder are used; None: all that are there."""
 Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Augment:
+    """How training images are moved; conf/dataset has the meaning of each key."""
+
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
+    flip: bool | Literal["alternate"] = False
+    cutout: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def is_set(self) -> bool:
+        """True if images are changed at all."""
+        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
