@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt import registry
 from expt.config import auto, keys
 from expt.config.constraints import kind, typed
 from expt.config.groups import GROUPS, OWN
-from expt.config.key_types import names_around, takes_null
+from expt.config.key_types import names_around
+from expt.config.meant import as_wanted, meant, several
 from expt.config.schema import RunConfig
 from expt.errors import did_you_mean, nearest
 
@@ -27,9 +27,6 @@ _SHOULD_BE = "input should be "
 """The beginning of pydantic's words for a value of another type, or out of range."""
 _MISSING = ("missing", "missing_argument")
 """pydantic's rules of a key that is not there."""
-_NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
-_RESOLVER = r"\$\{(?=[\w.]+:)"
-_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _nowhere(key: str) -> None:
@@ -94,9 +91,9 @@ def explain(
             unknown.append(path)
     for path in unknown:
         for near in _near(path, node, root):
-            meant = ".".join([*path[:-1], near])
-            if all(line.rule in _MISSING for line in found.get(meant, ())):
-                found.pop(meant, None)  # is missing under its right name
+            right = ".".join([*path[:-1], near])
+            if all(line.rule in _MISSING for line in found.get(right, ())):
+                found.pop(right, None)  # is missing under its right name
     return [_joined(key, lines) + _fix(key, lines, origin) for key, lines in found.items()]
 
 
@@ -180,9 +177,12 @@ def _as_nested(path: list[str], value: Any, node: Mapping[str, Any]) -> str:
     known: Any = keys.value_at(node, above)
     for at, name in enumerate(names):
         if isinstance(known, list) and name.isdecimal() and int(name) < len(known):
-            value, names = [*known[: int(name)], value, *known[int(name) + 1 :]], names[:at]
-            break
+            return _nested(names[:at], [*known[: int(name)], value, *known[int(name) + 1 :]])
         known = known.get(name) if isinstance(known, Mapping) else None
+    return _nested(names, value)
+
+
+def _nested(names: Sequence[str], value: Any) -> str:
     text = typed(value)
     for name in reversed(names[1:]):
         text = f"{{{name}: {text}}}"
@@ -211,109 +211,43 @@ def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
     value, text = lines[0].value, origin.texts.get(key)
     if not lines[0].wanted:
         return ""
-    types = {line.rule.partition("_")[0] for line in lines}
-    if text is None:
-        of_lists = any(line.of_element for line in lines)
-        return _fix_of_typed(key, value, types, origin, of_lists=of_lists)
-    is_resolved = re.search(_RESOLVER, text) and "oc.decode:" not in text
-    if isinstance(value, str) and is_resolved:
-        return _fix_of_interpolation(key, value, text, types, origin)
-    return f"; it came from {text}"
-
-
-def _fix_of_typed(key: str, value: Any, wanted: Set[str], origin: Origin, *, of_lists: bool) -> str:
-    """Return how a value is written that was not given by an interpolation.
-
-    `of_lists`: the key has a list of lists, with a wrong element.
-    """
-    why = f"{value!r} is a text; " if isinstance(value, str) else ""
-    if several := _several(value, wanted, of_lists=of_lists):
-        return f"; {why or 'a list is one value; '}{origin.several(key, ','.join(several))}"
+    came = "" if text is None else f"; it came from {text}"
+    if text is not None and (not isinstance(value, str) or not (decoded := _decoded(text))):
+        return came
+    why = ""
+    if text is not None:
+        why = f"{came}, and {'variables are texts' if 'oc.env:' in text else 'is a text'}"
+    elif isinstance(value, str):
+        why = f"; {value!r} is a text"
+    wanted = {line.rule.partition("_")[0] for line in lines}
+    if found := several(value, wanted, of_lists=any(line.of_element for line in lines)):
+        return f"{why or '; a list is one value'}; {origin.several(key, ','.join(found))}"
     if isinstance(value, list):
-        right = [each if (meant := _meant(each, wanted)) is None else meant for each in value]
+        right = [each if (other := meant(each, wanted)) is None else other for each in value]
         return f"; {origin.fix(key, typed(right))}" if right != value else ""
-    if decoded := _decoded_variable(value):
-        return f"; {origin.fix(key, decoded)} for that variable"
-    written = _as_wanted(key, value, wanted)
-    return "" if written is None else f"; {why}{origin.fix(key, written)}"
-
-
-def _fix_of_interpolation(key: str, value: str, text: str, wanted: Set[str], origin: Origin) -> str:
-    kind_of = "variables are texts" if "oc.env:" in text else "is a text"
-    came = f"it came from {text}, and {kind_of}"
-    if several := _several(value, wanted, of_lists=False):
-        return f"; {came}; {origin.several(key, ','.join(several))}"
-    if decoded := _decoded_variable(value):
-        return f"; {origin.fix(key, decoded)} for that variable"
-    written = _as_wanted(key, value, wanted)
+    if isinstance(value, str) and (name := re.fullmatch(r"\$\{?(\w+)\}?", value)):
+        variable = f"${{oc.decode:${{oc.env:{name[1]}}}}}"
+        return f"; {origin.fix(key, variable)} for that variable"
+    written = as_wanted(key, value, wanted)
+    if text is None:
+        return "" if written is None else f"{why}; {origin.fix(key, written)}"
     if written is None and value[:1] not in ("[", "{"):
-        return f"; it came from {text}"  # as a number, it would be as wrong
-    decoded = f"{re.sub(_RESOLVER, '${oc.decode:${', text, count=1)}}}"
+        return came  # as a number, it would be as wrong
     also = f", with {written} in place of {value}" if written not in (None, "null", value) else ""
-    return f"; {came}; {origin.fix(key, decoded)}{also}"
+    return f"{why}; {origin.fix(key, decoded)}{also}"
 
 
-def _decoded_variable(value: Any) -> str:
-    """Return the interpolation that `$NAME` was meant for; "" for other values."""
-    name = re.fullmatch(r"\$\{?(\w+)\}?", value) if isinstance(value, str) else None
-    return f"${{oc.decode:${{oc.env:{name[1]}}}}}" if name else ""
+def _decoded(text: str) -> str:
+    """Return a text with a resolver's value as the number or list that it is written as.
 
-
-def _several(value: Any, wanted: Set[str], *, of_lists: bool) -> list[str]:
-    """Return the values, each for a run of its own, that a list or a text with commas holds."""
-    if "tuple" in wanted or not isinstance(value, str | list):
-        return []
-    if isinstance(value, str):
-        every = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
-        are_right = len(every) > 1 and None not in every
-    elif of_lists:
-        every = value
-        are_right = all(isinstance(each, list) for each in value)
-    else:
-        every = [*_elements(value)]
-        may_be_texts = not wanted <= {"bool", "int", "float"}
-        known = [each for each in every if each is None or _meant(each, wanted) is not None]
-        are_right = may_be_texts or len(known) == len(every)
-    return [*map(typed, every)] if are_right else []
-
-
-def _elements(value: Any) -> Iterator[Any]:
-    """Yield the elements of a list, and of the lists in it."""
-    for each in value:
-        if isinstance(each, list):
-            yield from _elements(each)
-        else:
-            yield each
-
-
-def _as_wanted(key: str, value: Any, wanted: Set[str]) -> str | None:
-    """Return a value of a wanted type, as it is typed, that is written like this one, or None."""
-    if value in _NULLS and takes_null(key):
-        return "null"
-    meant = _meant(value, wanted)
-    return None if meant is None else typed(meant)
-
-
-def _meant(value: Any, wanted: Set[str]) -> float | bool | None:
-    """Return a value of a wanted type that is written like this one, or None.
-
-    `wanted` are the types by which pydantic names its rules, such as bool, int, float and tuple.
+    Empty where it is that already, or has none.
     """
-    if isinstance(value, bool):
-        return value if "bool" in wanted else None
-    if isinstance(value, str) and "bool" in wanted and value.lower() in _BOOLEANS:
-        return _BOOLEANS[value.lower()]
-    if "int" not in wanted and "float" not in wanted:
-        return None
-    try:
-        if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
-            return int(value, 0)
-        number = float(value) if isinstance(value, str | float | int) else math.nan
-    except ValueError:
-        return None
-    if math.isfinite(number) and number == int(number):
-        return int(number)
-    return number if math.isfinite(number) and "float" in wanted else None
+    if not re.search(r"\$\{[\w.]+:", text) or "oc.decode:" in text:
+        return ""
+    around = text
+    for _ in range(text.count("${")):  # from the innermost
+        around = re.sub(r"\$\{[^{}]*\}", "", around)
+    return f"${{oc.decode:{text}}}" if re.fullmatch(r"[\w.+-]*", around) else ""
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
