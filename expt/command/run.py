@@ -14,7 +14,7 @@ from expt.command import terminal
 from expt.command.grammar import about_run
 from expt.config.identity import Identity
 from expt.config.schema import RunConfig
-from expt.dashboards.sender import Sending
+from expt.dashboards.sending import Sending
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed
 from expt.launch.job import Job

@@ -13,7 +13,8 @@ from expt import registry
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS
-from expt.dashboards.sender import Sender, require_package
+from expt.dashboards.sender import Sender
+from expt.dashboards.sending import require_package
 from expt.dashboards.snapshot import snapshot
 from expt.dashboards.trackers import in_a_line
 from expt.errors import ConfigError, ExptError

@@ -174,7 +174,7 @@ class Sweep:
     def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of this run.
 
-        Raises ConfigError as expt.dashboards.sender does.
+        Raises ConfigError as expt.dashboards.sending does.
         """
         if run.job.request and not (self.is_dry_run or self.is_preflight):
             self._command.sending.follow(run.job.request.config, self.folder)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from expt.dashboards import sender
-from expt.dashboards.sender import Sending
+from expt.dashboards import sending
+from expt.dashboards.sending import Sending
 from expt.dashboards.trackers import mlflow
 from expt.dashboards.trackers.trackio import TrackioCopy
 from expt.dashboards.trackers.wandb import WandbCopy
@@ -49,7 +49,7 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     each = follow(tmp_path / "run", configured)
     while not began.exists() or not began.read_text():
         time.sleep(0.01)
-    monkeypatch.setattr(sender, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(sending, "PATIENCE_S", 0.5)
     each.close()
     each.wait()
     assert not Path(f"/proc/{began.read_text()}").exists()
