@@ -7,81 +7,60 @@ look is taken where using the batch has changed the state of custom modules: loo
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
-from expt.errors import ConfigError, ExptError, first_line, warn
-from expt.tasks.checks import method_of
+from expt.data.loading import Batch, leaves
+from expt.errors import ConfigError, warn
 from expt.tasks.sums import LOSS
-from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.strategy import can_be_cut, in_parts
 from expt.worker.copies import SAMPLES, Copies, Look, first_samples
+from expt.worker.sum_check import TRAINING, SumCheck
 
-NEAR, ABOUT = 0.01, 0.2
-"""The share by which a sum may differ from that of its halves; ABOUT with noise, or in 16 bits."""
 NEAR_OUTPUTS, ABOUT_OUTPUTS = 1e-3, 0.1
 """The share of the largest output by which others may differ; ABOUT in 16 bits."""
-TRAINING = "training_loss"
 
 
 class BatchChecks:
     """The checks of a run: in the first steps of this process, and in its first evaluation."""
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
-        self._worker = worker
-        copies, can_copy = Copies(learner, worker.device), not config.is_sharded
-        has_own_model = can_copy and isinstance(config.model, Target)
-        has_own_task = can_copy and isinstance(config.task, Target)
-        is_own = has_own_model or has_own_task
-        self._sums = SumCheck(copies) if has_own_task else None
-        cuts = can_copy and config.gradient_accumulation != 1
-        self._curve = _CurveCheck(config, copies, worker, is_own=is_own) if cuts else None
-        # Gloo compares sizes, and its error is explained.
-        may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
-        self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
-        # A custom task's loss has a check of its own, and says nothing of the model.
-        loss = None if has_own_task else LOSS
-        looks = has_own_model and worker.rank == 0
-        self._outputs = _OutputCheck(copies, loss) if looks else None
+        copies = Copies(learner, worker.device)
+        kinds = () if config.is_sharded else (_SumsOfSteps, _CurveCheck)  # a shard isn't copied
+        self._of_steps = [kind(config, copies, worker) for kind in kinds if kind.applies(config)]
+        hangs, looks = _ShareCheck.applies(config, worker), _OutputCheck.applies(config, worker)
+        self._shares = _ShareCheck(copies, worker) if hangs else None
+        self._outputs = _OutputCheck(config, copies) if looks else None
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
 
         Warns where micro-batches change the curve. Where the run `begins` with this epoch, checks
-        the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
-        Raises ConfigError where NCCL would exchange unequal shares.
+        the sums of a custom task. Raises ConfigError where NCCL would exchange unequal shares.
         """
         if self._shares is not None:
             batches = self._shares.of_steps(batches)
-        sums, number = self._sums if begins else None, 0
-        while (sums or self._curve) and (batch := next(batches, None)) is not None:
+        checks = [each for each in self._of_steps if begins or not each.ONLY_AT_START]
+        self._of_steps, number = [], 0
+        while checks and (batch := next(batches, None)) is not None:
             number += 1
-            if number & (number - 1):
+            if number & (number - 1):  # looks are at batch 1, 2, 4, 8, ...
                 yield batch
                 continue
             look = Look(batch)
             yield batch
             few = _of_all_workers(look.samples())
-            if sums is not None:
-                warns = self._worker.rank == 0 and number == 1
-                has_zero = few is not None and sums.check(few, warns=warns)
-                if not any(collectives.gather_across_workers(has_zero)):
-                    sums = None
-            if self._curve is not None:
-                self._curve.check(few, batch)
-                self._curve = None
+            checks = [each for each in checks if each.needs_more(few, batch, number)]
         yield from batches
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -96,37 +75,77 @@ def _of_all_workers(few: Batch | None) -> Batch | None:
     return few if len(sizes) == 1 else None
 
 
+class _SumsOfSteps:
+    """The check of a custom task's sums: while one is 0, which its mean is too, on further ones."""
+
+    ONLY_AT_START = True
+
+    def __init__(self, config: RunConfig, copies: Copies, worker: Worker) -> None:
+        self._sums, self._worker = SumCheck(copies), worker
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
+        """Return whether the task is a custom one."""
+        return isinstance(config.task, Target)
+
+    def needs_more(self, few: Batch | None, batch: Batch, number: int) -> bool:
+        """Check the sums; return whether any worker has found one of 0; a collective."""
+        warns = self._worker.rank == 0 and number == 1
+        has_zero = few is not None and self._sums.check(few, warns=warns)
+        return any(collectives.gather_across_workers(has_zero))
+
+
 class _CurveCheck:
     """The check of whether micro-batches change the curve."""
 
-    def __init__(self, config: RunConfig, copies: Copies, worker: Worker, *, is_own: bool) -> None:
-        self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
-        self._is_own = is_own
+    ONLY_AT_START = False
 
-    def check(self, few: Batch | None, batch: Batch) -> None:
+    def __init__(self, config: RunConfig, copies: Copies, worker: Worker) -> None:
+        self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
+        self._is_own = _has_own_code(config)
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
+        """Return whether batches are cut into micro-batches."""
+        return config.gradient_accumulation != 1
+
+    def needs_more(self, few: Batch | None, batch: Batch, number: int) -> bool:
         """Warn where the micro-batches of a worker's share of a batch do; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
         norms = any(layer.training for layer in layers)
         depends = norms
         if few is not None and self._is_own and not norms:
             depends = _depends(self._copies, few, TRAINING, (True, False))
-        number, share = self._number, -(-batch.global_size // self._worker.world_size)
+        parts, share = self._number, -(-batch.global_size // self._worker.world_size)
         # Of auto with norms the strategy reports it once it takes fewer.
-        if self._worker.rank or not depends or (number == "auto" and norms):
-            return
-        why = "batch norms get" if norms else "the model or the loss compares"
-        fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
-        warn(
-            f"gradient_accumulation={number}: {why} the samples that a worker has at a time,"
-            f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
-        )
+        if not self._worker.rank and depends and not (parts == "auto" and norms):
+            why = "batch norms get" if norms else "the model or the loss compares"
+            fewer = "fewer where memory lacks" if parts == "auto" else f"{-(-share // parts)}"
+            warn(
+                f"gradient_accumulation={parts}: {why} the samples that a worker has at a time,"
+                f" {fewer} and not {share}, so that the curve is not that of"
+                " gradient_accumulation=1"
+            )
+        return False
+
+
+def _has_own_code(config: RunConfig) -> bool:
+    """Return whether the model or the task is a custom one."""
+    return isinstance(config.model, Target) or isinstance(config.task, Target)
 
 
 class _OutputCheck:
     """The check of whether outputs of a custom model depend on the others of their batch."""
 
-    def __init__(self, copies: Copies, loss: str | None) -> None:
-        self._copies, self._loss = copies, loss
+    def __init__(self, config: RunConfig, copies: Copies) -> None:
+        self._copies = copies
+        # A custom task's loss has a check of its own, and says nothing of the model.
+        self._loss = None if isinstance(config.task, Target) else LOSS
+
+    @staticmethod
+    def applies(config: RunConfig, worker: Worker) -> bool:
+        """Return whether rank 0 has a custom model that can be copied."""
+        return isinstance(config.model, Target) and not config.is_sharded and worker.rank == 0
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches, and warn after the first where they do."""
@@ -193,6 +212,15 @@ class _ShareCheck:
     def __init__(self, copies: Copies, worker: Worker) -> None:
         self._copies, self._worker, self._is_left = copies, worker, True
 
+    @staticmethod
+    def applies(config: RunConfig, worker: Worker) -> bool:
+        """Return whether custom code may exchange unequal shares by NCCL.
+
+        Gloo compares sizes, and its error is explained.
+        """
+        may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
+        return may_hang and _has_own_code(config) and not config.is_sharded
+
     def of_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; raise ConfigError before the first of unequal shares; a collective."""
         for batch in batches:
@@ -244,142 +272,3 @@ class _Exchanges(TorchDispatchMode):
         if "c10d" in func.name():
             self.tensors += [(one.numel(), not one.is_floating_point()) for one in leaves(args)]
         return func(*args, **(kwargs or {}))
-
-
-class _Sum(NamedTuple):
-    """A sum over samples, such as a loss, and its weight."""
-
-    total: Tensor
-    weight: float
-
-
-class _Sums(NamedTuple):
-    """One sum of a few samples, taken five times."""
-
-    whole: _Sum
-    shared: _Sum
-    """The same samples as the share of one of two workers."""
-    twice: _Sum
-    """Each sample twice."""
-    one: _Sum
-    """The first half of the samples."""
-    other: _Sum
-
-    @property
-    def are_zero(self) -> bool:
-        """True if all of them are 0, as their means would be."""
-        return not any(each.total.any() for each in self)
-
-
-class SumCheck:
-    """The check of whether `loss` and `measure` of a custom task give sums over samples."""
-
-    def __init__(self, copies: Copies) -> None:
-        self._copies, self._learner = copies, copies.learner
-
-    def check(self, batch: Batch, *, warns: bool) -> bool:
-        """Compare the sums of a few samples with those of the two halves.
-
-        Raises ConfigError where they are means, or weights of all workers, and warns where the
-        halves don't add up. Weights, the states of task and model, and random numbers stay as they
-        were. A batch that can't be halved is not compared. Returns whether a sum is 0, which is
-        not compared either.
-        """
-        if batch.weightless:
-            return False
-        try:
-            with self._copies.trying():
-                self._copies.make(None, seed=0)
-        except Exception as error:  # many classes
-            if warns:
-                warn(f"sums are not checked: can't copy model and task ({first_line(error)})")
-            return False
-        compared = set[str]()
-        for predicted in (False, True):  # accuracies of many classes begin at 0
-            try:
-                found = self._found(batch, predicted=predicted)
-            except ExptError:
-                raise
-            except Exception:  # many classes: training will raise it
-                return False
-            for name, sums in found.items():
-                if name not in compared and not sums.are_zero:
-                    self._compare(name, sums, warns=warns)
-                    compared.add(name)
-            if compared >= found.keys():
-                return False
-        return True
-
-    def _found(self, batch: Batch, *, predicted: bool) -> dict[str, _Sums]:
-        """Return each sum by its name."""
-        found = list[dict[str, _Sum]]()
-        twice = functools.partial(mapped, _doubled, parts=ROWS)
-        few = first_samples(batch if batch.size > 1 else twice(batch))
-        one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
-        shared = few._replace(global_size=2 * few.size)
-        with self._copies.trying(), collectives.alone():
-            for seed, part in enumerate([few, shared, twice(few), one, other]):
-                module, task, part = self._copies.make(part, seed)
-                found.append(_sums(task, module.eval(), part, predicted=predicted))
-        return {name: _Sums(*(each[name] for each in found)) for name in found[0]}
-
-    def _compare(self, name: str, sums: _Sums, *, warns: bool) -> None:
-        task = self._learner.task
-        method = f"{method_of(task, 'measure')}: {name}"
-        if name in (LOSS, TRAINING):
-            method = method_of(task, name)
-        (total, weight), shared = sums.whole, sums.shared
-        is_divided = bool(total.any()) and torch.allclose(2 * shared.total, total, rtol=NEAR)
-        if is_divided or (weight and abs(shared.weight / weight - 2) <= NEAR):
-            raise ConfigError(
-                f"{method} has batch.global_size in its {'sum' if is_divided else 'weight'}, where"
-                " workers are added up; give the sum over its own samples, and their number,"
-                " len(outputs)"
-            )
-        one, other = sums.one.total, sums.other.total
-        is_too_noisy = not torch.allclose(shared.total, total, rtol=ABOUT)
-        if is_too_noisy or not total.shape == one.shape == other.shape:
-            return  # or no sums, which the first step refuses
-        is_noisy = not torch.allclose(shared.total, total, rtol=NEAR)
-        near = ABOUT if is_noisy or self._learner.precision.dtype else NEAR
-        room = near * (one.abs() + other.abs()) + 1e-9
-        weights = sums.one.weight + sums.other.weight
-        weighs = abs(weight - weights) <= near * abs(weights)
-        off = (total - one - other).abs()
-        if not off.isfinite().all() or (weighs and (off <= room).all()):
-            return
-        mean = (one * sums.one.weight + other * sums.other.weight) / (weights or 1.0)
-        # Where outputs depend on the batch, a sum may equal the mean of its halves by chance.
-        stays = torch.allclose(sums.twice.total, total, rtol=near)
-        if weighs and stays and ((total - mean).abs() <= room).all():
-            raise ConfigError(
-                f"{method} gives a mean where the sum over the batch is expected; return the sum"
-                ' (such as by reduction="sum") and its weight (such as len(outputs))'
-            )
-        if warns and not is_noisy and name != TRAINING:  # which may compare samples of a batch
-            warn(
-                f"{method} of a batch is not the sum of its parts: it depends on how samples are"
-                " batched, and so on world_size and batch_size; return sums over samples, and"
-                " weights (outputs [B, 1] with targets [B] would make pairs, [B, B])"
-            )
-
-
-def _doubled(rows: Tensor | PerSample) -> Tensor | PerSample:
-    return torch.cat((rows, rows)) if isinstance(rows, Tensor) else PerSample(2 * rows)
-
-
-def _sums(task: Task, module: nn.Module, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:
-    """Return the sums of a batch, or of one whose targets are the `predicted` classes."""
-    outputs = task.forward(module, batch)
-    if predicted:
-        batch = batch._replace(targets=outputs.argmax(1))
-    phases = {name: outputs[name] for name in task.phases}
-    measured = task.measure(outputs, batch)
-    measured = {name: each for name, each in measured.items() if name not in task.reductions}
-    found = {**phases, LOSS: task.loss(outputs, batch), **measured}
-    if type(task).training_loss is not Task.training_loss:
-        found[TRAINING] = task.training_loss(outputs, batch)
-    return {
-        name: _Sum(total.detach().double().reshape(-1).cpu(), float(weight))
-        for name, (total, weight) in found.items()
-    }

@@ -44,10 +44,10 @@ from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import build
-from expt.worker.batch_checks import SumCheck
 from expt.worker.checkpoints import Snapshot
 from expt.worker.copies import Copies
 from expt.worker.diagnosis import in_words, lost_peers
+from expt.worker.sum_check import SumCheck
 
 SCALE = 100.0
 """The factor of gradients: a clip, for instance, has an effect on large ones."""

@@ -24,10 +24,10 @@ from expt.runs.result import read_result, update_result
 from expt.training.precision import Precision
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build, fault
-from expt.worker.batch_checks import SumCheck
 from expt.worker.copies import Copies
 from expt.worker.custom_code import FirstSteps
 from expt.worker.run import Run
+from expt.worker.sum_check import SumCheck
 from tests.conftest import Configured
 from tests.every_task import CASES, config_of
 from tests.facade import NO_PICTURES, Capture, RunFolder, request_of, usual
