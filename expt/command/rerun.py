@@ -13,7 +13,7 @@ from expt.command.command_line import kept_words, last_value
 from expt.command.words import Parser
 from expt.config import kept_code, own_code
 from expt.config import parse as parsing
-from expt.config.identity import Identity, digest
+from expt.config.identity import Identity, changed_parts, digest
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, warn
@@ -26,6 +26,15 @@ from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
+_DIFFERENCES = {
+    "environment": "what the run took from the environment differs now",
+    "data": "the dataset's files differ now",
+    "weights": "weights: the file differs now",
+    "base": "model.path: the files differ now",
+    "frozen": "the files of frozen networks differ now",
+    "code": "the source of the run's custom classes differs now",
+}
+"""A line for each part of a run's identity that can change."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -114,36 +123,33 @@ def config_at_start(then: Record, run_paths: RunPaths) -> RunConfig:
 
 def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
     """Return a line for each part of the run's identity that has changed since."""
-    before, found = then["content"], list[str]()
+    before = then["content"]
     sources = (None, then["config"]["resume"])
     digests = [digest(dataclasses.replace(config, resume=source), before) for source in sources]
+    parts = {*changed_parts(before, now.content)}
     if then["identity"] not in digests:
-        found.append("what the run took from the environment differs now")
-    if before.get("data") != now.content.get("data"):
-        found.append("the dataset's files differ now")
-    if before.get("weights") != now.content.get("weights"):
-        found.append("weights: the file differs now")
-    if before.get("base") != now.content.get("base"):
-        found.append("model.path: the files differ now")
-    code = now.content.get("code")  # without it, an error says so
-    if code is not None and (before.get("code") != code or own_code.changed(then)):
-        found.append("the source of the run's custom classes differs now")
-    return found
+        parts.add("environment")
+    if own_code.changed(then):
+        parts.add("code")
+    if now.content.get("code") is None:  # an error says so
+        parts.discard("code")
+    return [line for part, line in _DIFFERENCES.items() if part in parts]
 
 
 def compare(then: Record, now: Record) -> None:
     """Report whether the numbers are the same."""
     if then.get("status") != COMPLETED:
         return
-    before, after = (
-        {tag: value for tag, value in result["metrics"].items() if not tag.startswith(NOT_REPEATED)}
-        for result in (then, now)
-    )
-    tags = sorted(before.keys() | after.keys())
-    differ = [tag for tag in tags if before.get(tag) != after.get(tag)]
+    before, after = then["metrics"], now["metrics"]
+    tags = [tag for tag in before.keys() | after.keys() if not tag.startswith(NOT_REPEATED)]
+    both = {tag: (before.get(tag), after.get(tag)) for tag in sorted(tags)}
+    differ = [
+        f"{tag} {one} then, {other} now"
+        for tag, (one, other) in both.items()
+        if one != other and not (one != one and other != other)  # nan is as nan
+    ]
     terminal.put(repeated=not differ)
     if differ:
-        both = (f"{tag} {before.get(tag)} then, {after.get(tag)} now" for tag in differ)
-        warn(f"the numbers differ from those of the original run: {', '.join(both)}")
+        warn(f"the numbers differ from those of the original run: {', '.join(differ)}")
     else:
-        print(f"repeated     the same numbers in all {len(before)} metrics")
+        print(f"repeated     the same numbers in all {len(both)} metrics")

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from expt.config import keys, secrets
-from expt.config.constraints import plain
+from expt.config.constraints import plain, typed
 from expt.config.keys import flat
 from expt.config.own_code import frozen_in
 from expt.config.schema import RunConfig
@@ -25,6 +25,8 @@ LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 """The keys by which a run differs from one that continues it."""
 _FILES_OF = {"dataset": "data", "weights": "weights", "model": "base"}
 """The part of the content that a setting names the files of."""
+_COMPARED = ("data", "code", "weights", "frozen", "base")
+"""The parts of the content that two runs of equal settings may differ in."""
 
 
 class Content(TypedDict, total=False):
@@ -59,6 +61,29 @@ class Identity:
     def of(cls, config: RunConfig, content: Content) -> Identity:
         """Return the identity of a run with these settings."""
         return cls(digest(config, content), digest(config, content, but=REPEATED), content)
+
+
+def changed_parts(then: Content, now: Content) -> list[str]:
+    """Return the names of the parts that differ, but for the checkpoint of a fork."""
+    return [part for part in _COMPARED if then.get(part) != now.get(part)]
+
+
+def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> dict[str, str]:
+    """Return how the run of a record differs from one of these settings: data and choices first.
+
+    Each key is a setting, or "its data", "its code", ..., and the text has both values.
+    """
+    before, here = flat(then.get("config", {})), flat(shown(config))
+    settings = keys.differing(before, here, "result")
+    settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
+    found = dict[str, str]()
+    for key in settings:
+        short = key.removesuffix(".name")
+        found[short] = f"{short}={typed(before.get(key))} there, {typed(here.get(key))} here"
+    if not next(iter(settings), "").startswith("dataset."):  # which would give other data
+        parts = changed_parts(then.get("content", Content()), now.content)
+        found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}
+    return found or {"its code": "its code has changed since"}
 
 
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, ClassVar
 
 from expt import errors, signals
 from expt.config.schema import RunConfig
@@ -69,6 +69,9 @@ class Pool:
     A job whose folder is locked by another command is refused, or with `waits_for_folders` waits
     for the lock, so that a search does not continue with other trials.
     """
+
+    batch: ClassVar[int | None] = None
+    """Trials of a search that are chosen together; None: each when there is room for it."""
 
     def __init__(
         self,

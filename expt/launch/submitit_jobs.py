@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from expt import machine, signals
 from expt.config import kept_code, secrets
@@ -69,6 +69,11 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
 class Queue:
     """The jobs of a cluster, run as expt.launch.pool runs them on one machine."""
 
+    batch: ClassVar[int | None] = 8
+    """Trials of a search that are chosen together."""
+    is_closed: ClassVar[bool] = False
+    """True if no further job is taken, which does not happen."""
+
     def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
         """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""
         self._executor, self._observer = executor, observer
@@ -77,8 +82,10 @@ class Queue:
         self._cancelled = set[Job]()  # by this command
         self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
         self._finishing: str | None = None
-        self.look_on: Callable[[], object] = lambda: None
-        """Called between two looks at the jobs, as the observer is."""
+
+    def has_room(self) -> bool:
+        """Return True: the cluster makes jobs wait."""
+        return True
 
     def finish(self, why: str) -> None:
         """Have the jobs under way save and end, without an interruption of the command."""
@@ -103,7 +110,6 @@ class Queue:
                         if not (isinstance(error, DeviceLost) and self._move(job, error)):
                             self._end(job, error)
                 self._observer.tick(list(self._active))
-                self.look_on()
                 time.sleep(POLL_S)
             if self._active:
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal

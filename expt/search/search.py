@@ -57,10 +57,10 @@ class Search(Iterator[Job | None]):
         reader: Reader,
         rungs: Rungs | None = None,
         budget: Budget | None = None,
+        nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values,
     ) -> None:
+        """Take a function to the `nearest` values that a run can have, and that are not tried."""
         self.trials = Trials(folder, reader)
-        self.nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values
-        """A function to the nearest values that a run can have, and that are not tried yet."""
         self.is_over = False
         """True if no further job comes."""
         self.is_exhausted = False
@@ -68,7 +68,7 @@ class Search(Iterator[Job | None]):
         self.is_spent = False
         """True if the budget is used up."""
         self._settings, self._space, self._goals = settings, reader.space, reader.goals
-        self._rungs, self._budget = rungs, budget
+        self._rungs, self._budget, self._nearest = rungs, budget, nearest
         sources = (reader.of_another(Path(source)) for source in settings.warm_start)
         self._warm_start = [*itertools.chain(*sources)]
         self._jobs: dict[Path, Job] = {}
@@ -142,7 +142,7 @@ class Search(Iterator[Job | None]):
         before = [t for t in self.trials if t.number is None or t.number < number]
         history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
         values = suggest(Known(self._space, history, number, self._settings, self._goals, tried))
-        return None if values is None else (number, self.nearest(values, tried))
+        return None if values is None else (number, self._nearest(values, tried))
 
     def has_spent_all(self) -> bool:
         """Take the ends of jobs; return whether the budget is used up, and end all jobs then."""

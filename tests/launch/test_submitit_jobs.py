@@ -5,7 +5,7 @@ import dataclasses
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,8 +264,12 @@ def _at_once(monkeypatch: Patch) -> None:
 @pytest.mark.usefixtures("_at_once")
 def test_to_finish_cancels_what_runs_or_waits_and_is_no_interruption(tmp_path: Path) -> None:
     some = jobs(tmp_path, 2)
-    queue = Queue(cluster := Cluster(LONG, WAITS), Observer())
-    queue.look_on = lambda: queue.finish("the budget is used up")
+
+    class Budget(Observer):
+        def tick(self, active: Sequence[Job]) -> None:
+            queue.finish("the budget is used up")
+
+    queue = Queue(cluster := Cluster(LONG, WAITS), Budget())
     queue.run(iter(some))
     assert [each.cancelled for each in cluster.submitted] == [1, 1]
     assert [str(job.error) for job in some] == ["the budget is used up"] * 2
@@ -278,13 +282,13 @@ def test_to_finish_cancels_what_runs_or_waits_and_is_no_interruption(tmp_path: P
 def test_silent_job_does_not_hold_up_others(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(submitit_jobs, "RESULT_S", 60.0)
     late, other = jobs(tmp_path, 2)
-    queue, looks = Queue(Cluster((0, True), (3, True), kind=Silent), Observer()), list[str]()
+    looks = list[str]()
 
-    def look() -> None:
-        looks.append(other.status)
-        for job in (other, late) if len(looks) == 6 else ():
-            create_result(job.paths, may_exist=True, status=COMPLETED)
+    class Looks(Observer):
+        def tick(self, active: Sequence[Job]) -> None:
+            looks.append(other.status)
+            for job in (other, late) if len(looks) == 6 else ():
+                create_result(job.paths, may_exist=True, status=COMPLETED)
 
-    queue.look_on = look
-    queue.run(iter([late, other]))
+    Queue(Cluster((0, True), (3, True), kind=Silent), Looks()).run(iter([late, other]))
     assert (late.status, other.status) == (COMPLETED, COMPLETED)
