@@ -41,7 +41,7 @@ def composer(conf: Path | None = None) -> Composer:
 def know_keys() -> None:
     """Note that expt's own keys are no groups, which takes Hydra 3 ms for each to find out."""
     keys = {*conf_files.keys_in_yaml()} - {*conf_files.groups()}
-    compose._OF_EXPT[1].update({key: list[str]() for key in keys})
+    compose._OF_EXPT.options.update({key: list[str]() for key in keys})
 
 
 def share(folder: str) -> None:

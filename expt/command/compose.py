@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pickle
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import hydra
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -26,11 +23,11 @@ from hydra.core.override_parser.types import (
     RangeSweep,
 )
 from hydra.core.utils import JobRuntime
-from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from expt.command.conf_files import refuse_misread, written_in
+from expt.command.conf_files import refuse_misread
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.hydra_part import COMPOSING, place, resolving, typed_in
+from expt.command.hydra_part import COMPOSING, choices_of, place
 from expt.command.mistakes import (
     as_config_error,
     list_on,
@@ -38,11 +35,8 @@ from expt.command.mistakes import (
     refuse_no_list,
     refuse_wrong,
 )
-from expt.config import secrets
+from expt.command.resolved import settings_of, with_files
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.explained import Origin
-from expt.config.key_types import may_be_text
-from expt.config.keys import varying
 from expt.config.kinds import conf_dir
 from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError
@@ -52,8 +46,20 @@ from expt.runs.paths import make_unused_folder
 VERSION_BASE = "1.3"
 MAX_BASES = 1000
 """Choices of groups whose composition is kept; each takes 30 kB."""
-_OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
-"""Bases and options of groups by expt's own YAML alone: a further `expt.run` has them at once."""
+_Kind = Literal["choice", "value", "element"]
+"""A word that Hydra composes, that sets a key's value, or that adds or deletes an element."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The bases that Hydra has composed, and the options of groups."""
+
+    bases: dict[tuple[str, ...], _Base] = dataclasses.field(default_factory=dict)
+    options: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+
+_OF_EXPT = Kept()
+"""Those of expt's own YAML alone: a further `expt.run` has them at once."""
 
 
 class Composer:
@@ -63,9 +69,14 @@ class Composer:
     those that do anything else, such as adding or deleting a key, are part of the choice.
     """
 
-    def __init__(self, own: Sequence[Path] = (), hydra_words: Sequence[str] = ()) -> None:
-        """Take folders of custom YAML, and the words about Hydra itself."""
-        self.own = own
+    def __init__(
+        self,
+        own: Sequence[Path] = (),
+        hydra_words: Sequence[str] = (),
+        typed: Sequence[str] = (),
+    ) -> None:
+        """Take folders of custom YAML, and the words of the command: about Hydra itself, others."""
+        self.own, self._typed = own, typed
         self._folders = [*own, conf_dir()]
         is_place = ("hydra.run.", "hydra.sweep.")
         self._places = [word for word in hydra_words if word.startswith(is_place)]
@@ -73,9 +84,7 @@ class Composer:
         if own:
             urls = (quoted(f"file://{folder.resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
-        self.typed: Sequence[str] = ()
-        """The words of the command, next to which YAML has set others."""
-        self._bases, self._options = ({}, {}) if self._hydra_words else _OF_EXPT
+        self._kept = Kept() if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -119,22 +128,22 @@ class Composer:
                 if folder is not None:  # `${hydra:...}` may ask for it
                     place(composed, folder, number)
                 settings = settings_of(composed, sweep=sweep)
-            return _with_files(settings, self.own, base.choices, self.typed)
+            return with_files(settings, self.own, base.choices, self._typed)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group; nothing for a key that is none."""
-        if group not in self._options:
+        if group not in self._kept.options:
             with lock, self._initialized() as loader:
-                self._options[group] = loader.get_group_options(
+                self._kept.options[group] = loader.get_group_options(
                     group, None, None, self._hydra_words
                 )
-        return self._options[group]
+        return self._kept.options[group]
 
     @property
     def has_environment(self) -> bool:
         """True if `hydra.job.env_set` names variables for workers."""
         with lock:
-            return any(base.has_environment for base in self._bases.values())
+            return any(base.has_environment for base in self._kept.bases.values())
 
     def is_group(self, key: str) -> bool:
         """Return whether `key` chooses a YAML file."""
@@ -161,15 +170,11 @@ class Composer:
 
     def _updated(self, words: Sequence[str]) -> tuple[_Base, dict[str, Any]]:
         """Return the base of the words that choose, and its settings with the values of others."""
-        choices, values, elements = list[Override](), list[Override](), list[Override]()
+        of_kind: dict[_Kind, list[Override]] = {"choice": [], "value": [], "element": []}
         for word in map(parse_one, with_classes_added(words)):
             refuse_no_choice(word)
-            if self._sets_value(word):
-                values.append(word)
-            elif re.search(r"\.\d+(\.|$)", word.key_or_group):
-                elements.append(word)
-            else:
-                choices.append(word)
+            of_kind[self._kind(word)].append(word)
+        choices, values, elements = of_kind.values()
         base, own = self._with_values(choices, values)
         for word in elements:
             refuse_no_list(own, word)
@@ -192,20 +197,23 @@ class Composer:
         return base, own
 
     def _base(self, *choices: str) -> _Base:
-        if choices not in self._bases:
-            if len(self._bases) >= MAX_BASES:
-                self._bases.pop(next(iter(self._bases)))
+        if choices not in self._kept.bases:
+            if len(self._kept.bases) >= MAX_BASES:
+                self._kept.bases.pop(next(iter(self._kept.bases)))
             with self._initialized():
                 words = [*self._hydra_words, *choices]
                 composed = compose("config", words, return_hydra_config=True)
             refuse_misread(self.own, composed.hydra.runtime.choices)
-            self._bases[choices] = _Base(composed)
-        return self._bases[choices]
+            self._kept.bases[choices] = _Base(composed)
+        return self._kept.bases[choices]
 
-    def _sets_value(self, word: Override) -> bool:
-        if word.type != OverrideType.CHANGE or word.package is not None or word.is_hydra_override():
-            return False
-        return isinstance(word.value(), dict) or not self.is_group(word.key_or_group)
+    def _kind(self, word: Override) -> _Kind:
+        sets = word.type == OverrideType.CHANGE and word.package is None
+        if sets and not word.is_hydra_override() and isinstance(word.value(), dict):
+            return "value"
+        if sets and not word.is_hydra_override() and not self.is_group(word.key_or_group):
+            return "value"
+        return "element" if re.search(r"\.\d+(\.|$)", word.key_or_group) else "choice"
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[ConfigLoader]:
@@ -243,102 +251,12 @@ class _Base:
         self.own: dict[str, Any] = {key: own[key] for key in own if key != "hydra"}
         """The settings, interpolations as they are written."""
         self.has_environment = bool(composed.hydra.job.env_set)
-        self.choices = _choices_of(composed)
+        self.choices = choices_of(composed)
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for a wrong one."""
         refuse_wrong(own, word, self.choices)
         return with_value(own, word.key_or_group.split("."), word.value(), merge=True)
-
-
-def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
-    """Return the settings of a configuration, as plain containers, interpolations resolved.
-
-    A task that Hydra itself calls gets a configuration without Hydra's part: errors about that are
-    OmegaConf's, and name no file of YAML.
-    """
-    if "hydra" not in composed:
-        return _resolved(composed, sweep=sweep)
-    with resolving(composed):
-        settings, hydra = _resolved(composed, sweep=sweep), composed.hydra
-        places = [str(each) for each in hydra.searchpath or ()]
-        files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
-        folders = [Path(os.path.relpath(file)) for file in files]
-        return _with_files(settings, folders, _choices_of(composed), typed_in(hydra))
-
-
-def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
-    """Return the settings of a configuration; note its variables, which may be secrets."""
-    own = [str(key) for key in composed if key != "hydra"]
-    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-    leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
-    texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
-    variables = {
-        key: text
-        for key, text in secrets.interpolations(texts)
-        if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
-    }
-    secrets.remember(variables)  # first, for an error may show them
-    content = {key: _contained(composed[key]) for key in own}
-    secrets.remember(variables, content)
-    node = {**content, "secrets": variables}
-    if texts and (following := _following(composed, texts)):
-        node["following"] = following
-    settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-    settings.origin = Origin(texts)
-    return settings
-
-
-def _choices_of(composed: DictConfig) -> dict[str, str | None]:
-    return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
-
-
-def _contained(value: Any) -> Any:
-    """Return one of a configuration's values; a copy of all with Hydra's would take four times."""
-    if OmegaConf.is_config(value):
-        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-    return value
-
-
-def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the interpolations whose values another seed or fold would change."""
-    repeated = {key: OmegaConf.select(composed, key) for key in varying("repetition")}
-    repeated = {key: value for key, value in repeated.items() if isinstance(value, int)}
-    found = {key: _text(composed, key) for key in texts}
-    with flag_override(composed, ["struct", "readonly"], [False, False]):
-        try:
-            for key, value in repeated.items():
-                OmegaConf.update(composed, key, value + 1)
-            others = {key: _text(composed, key) for key in texts}
-        finally:
-            for key, value in repeated.items():
-                OmegaConf.update(composed, key, texts.get(key, value))
-    moved = {key for key in texts if others[key] != found[key]} - repeated.keys()
-    return {key: texts[key] for key in texts if key in moved}
-
-
-def _text(composed: DictConfig, key: str) -> str | None:
-    """Return the value of a key as a text; None for one that has none with this seed."""
-    with contextlib.suppress(Exception):  # of a custom resolver, too
-        return str(OmegaConf.select(composed, key))
-    return None
-
-
-def _with_files(
-    settings: Settings, own: Sequence[Path], choices: Any, words: Sequence[str]
-) -> Settings:
-    """Return the settings with the files that have set those of them that no word has."""
-    file_of = functools.partial(written_in, own, choices, words)
-    settings.origin = settings.origin._replace(yaml=file_of)
-    return settings
-
-
-def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
-    """Let Hydra itself run this process's command: its printing options, other sweepers."""
-    sys.argv = [sys.argv[0], *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    register_resolvers()
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()
 
 
 def register_resolvers() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command import command_line, compose, grammar, hydra_part, terminal
+from expt.command import command_line, grammar, hydra_part, terminal
 from expt.command.compose import Composer
 from expt.command.grammar import Override
+from expt.command.resolved import settings_of
 from expt.command.run import Command, train
 from expt.command.words import Options
 from expt.config.groups import GROUPS
@@ -66,7 +67,7 @@ class _Asked:
         self.words = [word for word in words if word not in self.of_hydra]
         self.fixed, self.axes = list[str](), list[Override]()
         """The words of one run, which has the first of a group's choices; those with several."""
-        self.composer = Composer(own, self.of_hydra)
+        self.composer = Composer(own, self.of_hydra, self.words)
         for override in grammar.parse(self.words):
             if not override.is_sweep_override():
                 self.fixed.append(str(override.input_line))
@@ -74,7 +75,6 @@ class _Asked:
             self.axes.append(override)
             if self.composer.is_group(override.key_or_group):
                 self.fixed.append(self.composer.values(override)[0])
-        self.composer.typed = self.words
 
 
 def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
@@ -93,14 +93,14 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if reason := hydra_part.needs_hydra(composed):
         if this.from_python:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
-        from expt.command.by_hydra import HydraTask  # late: a single run does not need it
+        from expt.command.by_hydra import HydraTask, enter_hydra  # late: for such commands
 
         task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
-        return compose.enter_hydra(task, _arguments(asked, options))
+        return enter_hydra(task, _arguments(asked, options))
     if sweep:
         return _sweep(this, asked, composed)
     _refuse_overruled(composed, asked.words)
-    settings = compose.settings_of(composed)
+    settings = settings_of(composed)
     config = parse(settings, machine.detect())
     for line in without_effect(config, map(key_of, asked.words)):
         warn(line)
@@ -153,8 +153,10 @@ def _print(asked: _Asked, options: Options) -> None:
             f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
         )
     of_run = [] if "--hydra-help" in options.printing else _arguments(asked, options)
+    from expt.command.by_hydra import enter_hydra  # late: a run does not need it
+
     with asked.composer.explained(options.printing):
-        compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
+        enter_hydra(lambda _: None, [*options.printing, *of_run])
 
 
 def _arguments(asked: _Asked, options: Options) -> list[str]:

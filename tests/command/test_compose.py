@@ -23,6 +23,7 @@ from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
 from expt.command.grammar import parse, readable, replaces, with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of, place
+from expt.command.resolved import settings_of
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir
@@ -51,7 +52,7 @@ def _by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        patch.setattr(compose, "_OF_EXPT", ({}, {}))
+        patch.setattr(compose, "_OF_EXPT", compose.Kept())
         yield
     composer.cache_clear()
 
@@ -61,7 +62,7 @@ by_hydra = pytest.mark.usefixtures("_by_hydra")
 
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose.settings_of(hydra_compose("config", with_classes_added(words)))
+        return settings_of(hydra_compose("config", with_classes_added(words)))
 
 
 @by_hydra
@@ -75,7 +76,7 @@ def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
             composer().settings(words, sweep=False)
         return
     assert composer().settings(words, sweep=False) == expected
-    assert compose.settings_of(composer().compose(words)) == expected
+    assert settings_of(composer().compose(words)) == expected
 
 
 def test_a_class_stands_in_the_place_of_a_choice() -> None:
@@ -111,7 +112,7 @@ def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
     words = ["seed=3", "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"]
     composed = composer().compose(words)
     place(composed, tmp_path / "seed=3", 7)
-    assert compose.settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
+    assert settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
     files = hydra_files(composed, words)
     config, own, overrides = map(yaml.safe_load, files.values())
     assert config["seed"] == 3
@@ -124,7 +125,7 @@ def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
 def test_now_is_the_same_in_all_runs_of_a_command() -> None:
     this = Composer()
     words = [["seed=1", "wandb.group='${now:%f}'"], ["seed=2", "wandb.group='${now:%f}'"]]
-    found = {compose.settings_of(this.compose(each))["wandb"]["group"] for each in words}
+    found = {settings_of(this.compose(each))["wandb"]["group"] for each in words}
     assert len(found) == 1
 
 
@@ -146,7 +147,7 @@ def test_threads_compose_at_once() -> None:
         this = Composer()
         for _ in range(2):
             this.compose([f"seed={seed}"])
-        return int(compose.settings_of(this.compose([f"seed={seed}", "model=convnet"]))["seed"])
+        return int(settings_of(this.compose([f"seed={seed}", "model=convnet"]))["seed"])
 
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(composed_seed, range(4))] == [*range(4)]
