@@ -232,11 +232,11 @@ def run(name):
 FORKED = """
 import multiprocessing, os, sys, threading
 import expt
-from expt.command import compose
+from expt.command import grammar
 from mine import run
 def compose_on(until):
     while not until.is_set():
-        with compose._lock:
+        with grammar.lock:
             pass
 print(run("parent"))
 over = threading.Event()

@@ -12,7 +12,8 @@ from expt.config.key_types import choices_of
 def print_completions() -> None:
     """Print completions of the line in the environment of Hydra's completion script."""
     line = os.environ.get("COMP_LINE", "")
-    words = line.split(maxsplit=3 if line.startswith("python") else 1)
+    is_python = os.path.basename(line.partition(" ")[0]).startswith("python")  # -m expt
+    words = line.split(maxsplit=3 if is_python else 1)
     print("\n".join(completed(words[-1] if len(words) in (2, 4) else "")))
 
 

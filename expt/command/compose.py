@@ -9,7 +9,7 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
@@ -50,15 +50,14 @@ _Kind = Literal["choice", "value", "element"]
 """A word that Hydra composes, that sets a key's value, or that adds or deletes an element."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """The bases that Hydra has composed, and the options of groups."""
 
-    bases: dict[tuple[str, ...], _Base] = dataclasses.field(default_factory=dict)
-    options: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    bases: dict[tuple[str, ...], _Base]
+    options: dict[str, list[str]]
 
 
-_OF_EXPT = Kept()
+_OF_EXPT = Kept({}, {})
 """Those of expt's own YAML alone: a further `expt.run` has them at once."""
 
 
@@ -84,7 +83,7 @@ class Composer:
         if own:
             urls = (quoted(f"file://{folder.resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
-        self._kept = Kept() if self._hydra_words else _OF_EXPT
+        self._kept = Kept({}, {}) if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:

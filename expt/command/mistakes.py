@@ -6,7 +6,6 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,86 +72,46 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The group of a key, its choice in the settings, and the keys of each of its choices."""
-
-    name: str
-    choice: str
-    has: Mapping[str, Sequence[str]]
-
-    @classmethod
-    def of(cls, key: str, choice: str) -> _Group:
-        name = key.partition(".")[0]
-        return cls(name, choice, {each: keys_of(name, each) for each in options(name)})
-
-    @property
-    def own(self) -> Sequence[str]:
-        """The keys of the choice."""
-        return self.has.get(self.choice, ())
-
-    def having(self, key: str) -> str:
-        """Return the word for the choices that have a key."""
-        names = (name for name, below in self.has.items() if key in (self.name, *below))
-        return f"{self.name}={' or '.join(names)}"
-
-    @property
-    def every(self) -> Sequence[str]:
-        """The keys of all choices, last those of the choice."""
-        return [*itertools.chain(*self.has.values()), *self.own]
-
-
 def _no_such_key(word: str, key: str, choice: str = "", near: Sequence[str] = ()) -> str:
     """Return the error of a key that the settings lack, with the first hint that there is.
 
     `choice` is that of its group, and `near` are the keys next to it in an element of a list.
     """
-    group = _Group.of(key, choice)
-    above, _, last = key.rpartition(".")
+    *above, last = names = key.split(".")
+    group = names[0]
+    has = {each: keys_of(group, each) for each in options(group)}
+    own = has.get(choice, [])
     said = f"{word}: there is no key '{key}'"
-    if (group.name in groups() and last == "_target_") or key.startswith("task.metrics."):
+    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
         return f"{said}; add it with +{word}"
-    if key in all_keys() and key not in keys_in_yaml():
-        example = example_of(above.split("."))
-        return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    if hint := _of_other_choices(key, group):
-        return f"{word}: {hint}"
-    is_of_choice = bool(choice) and above == group.name
-    if not (meant := _meant(key, group, 0.6 if is_of_choice else 1.0)):
-        own = ", ".join(group.own)
-        has = f" {group.name}={choice} has {own}." if own else ""
-        return f"{said}.{has if is_of_choice else _anywhere(key, near)}"
-    said += f". Did you mean '{meant}'?"
-    if meant in group.every and meant not in group.own:
-        said += f" {group.name}={choice} has none; add {group.having(meant)}"
-    return said
+    if above and key in all_keys() and key not in keys_in_yaml():
+        whole = f"set all of its keys at once, e.g. {example_of(above)}"
+        return f"{word}: {'.'.join(above)} has no keys yet; {whole}"
 
+    def having(known: str) -> str:
+        choices = (name for name, below in has.items() if known in (group, *below))
+        return f"{group}={' or '.join(choices)}"
 
-def _of_other_choices(key: str, group: _Group) -> str:
-    """Return the choices that have the key, or one above it with a value and no keys."""
-    names = key.split(".")
     every = (".".join(names[:end]) for end in range(len(names), 0, -1))
     known = next((each for each in every if each in keys_in_yaml()), "")
-    if known != key and ("." not in known or not group.own or known in group.own):
-        return ""
-    lacks = f"there is no {group.name}"
-    if group.choice:
-        lacks = f"{group.name}={group.choice} has no key '{known}'"
-    meant = _nearest(known, group.own, 0.6)
-    hint = f". Did you mean '{meant}'? Or" if meant else ";"
-    return f"{lacks}{hint} add one that has it: {group.having(known)}"
-
-
-def _meant(key: str, group: _Group, cutoff: float) -> str | None:
-    """Return the key whose last name is like that of `key`: of the group, or of another place.
-
-    With a `cutoff` below 1 also one of the group that is less like it.
-    """
-    last = key.rpartition(".")[2]
+    if known == key or ("." in known and own and known not in own):
+        lacks = f"{group}={choice} has no key '{known}'" if choice else f"there is no {group}"
+        meant = _nearest(known, own, 0.6)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        return f"{word}: {lacks}{hint} add one that has it: {having(known)}"
+    of_choice = bool(choice) and above == [group]
+    of_group = [*itertools.chain(*has.values()), *own]
     by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
-    near = _nearest(key, group.every, 0.8)  # dataset.groups: dataset.group
-    near = near or ELSEWHERE.get(last) or by_end.get(last)
-    return near or _nearest(key, group.every, cutoff)
+    meant = _nearest(key, of_group, 0.8) or ELSEWHERE.get(last) or by_end.get(last)
+    if not meant and of_choice:
+        meant = _nearest(key, of_group, 0.6)
+    if meant:
+        of_another = meant in of_group and meant not in own
+        has_none = f" {group}={choice} has none; add {having(meant)}" if of_another else ""
+        return f"{said}. Did you mean '{meant}'?{has_none}"
+    if of_choice:
+        return f"{said}. {group}={choice} has {', '.join(own)}." if own else f"{said}."
+    return f"{said}.{_anywhere(key, near)}"
 
 
 def _nearest(key: str, keys: Sequence[str], cutoff: float) -> str | None:

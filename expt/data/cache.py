@@ -134,6 +134,7 @@ def fill_entry(name: str, write: Callable[[Path], object], read: Callable[[Path]
     An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
     written.
     """
+    limit = limit_bytes()  # before work of minutes
     entry = _folder() / name
     beside = entry.with_name(f"{_NEW}{name}")
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,7 @@ def fill_entry(name: str, write: Callable[[Path], object], read: Callable[[Path]
             beside.rename(entry)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    _make_room(entry)
+    _make_room(entry, limit)
 
 
 def _lock(entry: Path, timeout: float = -1) -> FileLock:
@@ -166,10 +167,10 @@ def _kind(entry: Path) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _make_room(kept: Path) -> None:
+def _make_room(kept: Path, limit: int) -> None:
     """Keep within the limit: the entries that were not used for longest go first."""
     remove_left_over()
-    found, limit = entries(), limit_bytes()
+    found = entries()
     total = sum(entry.num_bytes for entry in found)
     for entry in reversed(found):
         if total <= limit:

@@ -64,11 +64,12 @@ class Tokenizer:
     def __init__(self, name: str, role: str, max_tokens: int | None, *, is_causal: bool) -> None:
         """Raise DataError where it can't be loaded, ConfigError where it has no such template."""
         self._at, self._role, self.is_causal = f"dataset.tokenizer={name}", role, is_causal
-        self._own = own = _load(name, fingerprint(name))
+        own, vocab_size = _load(name, fingerprint(name))
+        self._own = own
         pads = own.pad_token_id, own.eos_token_id, 0
         limit = max_tokens or (own.model_max_length if own.model_max_length < _MOST else None)
         self.sizes: dict[str, Any] = {
-            "vocab_size": len(own),
+            "vocab_size": vocab_size,
             "pad_id": next(each for each in pads if each is not None),
             "max_tokens": limit,
         }
@@ -129,13 +130,15 @@ class Tokenizer:
 
 
 @functools.lru_cache(maxsize=1)  # a prediction has several pieces
-def _load(name: str, _digest: str) -> Any:
+def _load(name: str, _digest: str) -> tuple[Any, int]:
+    """Return a tokenizer, and one more than its highest token: its numbers may have holes."""
     require(f"dataset.tokenizer={name}", "transformers", extra="transformers")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns after each fork
     try:
         library: Any = importlib.import_module("transformers")
         library.logging.set_verbosity_error()
-        return library.AutoTokenizer.from_pretrained(folder_of(name), trust_remote_code=False)
+        own = library.AutoTokenizer.from_pretrained(folder_of(name), trust_remote_code=False)
+        return own, max(len(own), *(token + 1 for token in own.get_vocab().values()))
     except Exception as error:  # the library raises many kinds
         raise DataError(
             f"dataset.tokenizer={name}: cannot be read as a tokenizer ({first_line(error)})"

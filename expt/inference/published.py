@@ -15,7 +15,7 @@ import torch
 from expt import progress
 from expt.config.parse import recorded
 from expt.data.loading import leaves
-from expt.errors import ConfigError, RunFailed
+from expt.errors import ConfigError, RunFailed, first_line
 from expt.inference.export import compared
 from expt.inference.load import located, read, rebuilt
 from expt.models.hugging_face import HuggingFace, quiet
@@ -57,11 +57,11 @@ def export(
         wanted = module(inputs)
         if adapters:
             _name_base(module, model)
-        if (
-            tokenizer := RunPaths(run).tokenizer
-        ).is_dir():  # with a configuration, which is not kept
-            shutil.copytree(tokenizer, beside, dirs_exist_ok=True)
-        _save(module, beside, merge=has_adapters and not adapters)
+        with _writing(folder):
+            tokenizer = RunPaths(run).tokenizer
+            if tokenizer.is_dir():  # with a configuration, which is not kept
+                shutil.copytree(tokenizer, beside, dirs_exist_ok=True)
+            _save(module, beside, merge=has_adapters and not adapters)
         other = _loaded(module, beside, adapters=adapters)
         allowed, difference = compared(
             lambda *_: wanted, lambda part: [*leaves(other(*part))], [(inputs,)], tolerance
@@ -119,9 +119,12 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
         model = kind.from_pretrained(folder, dtype=torch.float32)
     else:
         peft: Any = importlib.import_module("peft")
-        whole = kind.from_pretrained(
-            module.base["folder"], config=own, dtype=torch.float32, ignore_mismatched_sizes=True
-        )
+        base = module.base["folder"]
+        how = {"config": own, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+        try:
+            whole = kind.from_pretrained(base, **how)
+        except OSError as error:
+            raise ConfigError(f"model.path: {base} can't be read ({first_line(error)})") from error
         model = peft.PeftModel.from_pretrained(whole, folder)
     return HuggingFace(model.eval(), module.base, (), ())
 
@@ -129,14 +132,23 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
 @contextlib.contextmanager
 def _new_folder(folder: Path, *, force: bool) -> Iterator[Path]:
     """Yield a folder that takes its name where the block ends well."""
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    beside.chmod(0o755)
+    with _writing(folder):
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        beside.chmod(0o755)
     try:
         yield beside
-        if force and folder.is_dir():
-            shutil.rmtree(folder)
-        beside.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
+        with _writing(folder):
+            if force and folder.is_dir():
+                shutil.rmtree(folder)
+            beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise ConfigError where the body can't write what is to become `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: {error.strerror or error}") from error

@@ -36,12 +36,14 @@ class TextRows(Rows):
         """Return the batch of texts; one that is a batch already is only moved."""
         if isinstance(samples, Mapping):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
-        several = [samples] if isinstance(samples, str) else [*samples]
+        asks = self.feature.role == "prompt"
+        is_pair = asks and isinstance(samples, tuple) and all(isinstance(x, str) for x in samples)
+        several = [samples] if is_pair or isinstance(samples, str) else [*samples]
         first = several[0] if several else None
         columns: Sequence[Any] = [several]
         if isinstance(first, Mapping):  # a message: all are one conversation
             columns = [[several]]
-        if self.feature.role == "prompt" and not isinstance(first, str):  # with its response
+        if asks and not isinstance(first, str):  # with its response
             columns = [*zip(*several, strict=True)]
         return self(self._encode(columns)[0])
 

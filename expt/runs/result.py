@@ -304,7 +304,7 @@ def _with_nan(content: Record) -> Record:
     numbers = {tag: math.nan if value is None else value for tag, value in metrics.items()}
     found: Record = {**content, "metrics": numbers}
     objective = content.get("objective")
-    if objective and objective["value"] is None:
+    if objective and objective.get("value", 0.0) is None:
         found["objective"] = {**objective, "value": numbers.get(objective["name"])}
     return found
 

@@ -86,27 +86,34 @@ class Precision:
         The update is left out where a gradient is not finite, in float16 and with
         `skip_non_finite`; the latter waits for the device unless `skips_on_device`.
         """
-        bad: torch.Tensor | None = None  # before they are clipped, which hides infinity
-        if self._skip and self.scaler.is_enabled():
-            bad = sum_across_workers(self._spoilt) > 0
-            self._spoilt.zero_()
-        elif self._skip:  # all workers have the same gradients
-            grads = (one.grad for one in members(optimizer.param_groups))
-            bad = ~is_finite(grad for grad in grads if grad is not None)
-        self.left_out = bad
+        self.left_out = bad = self._is_bad(optimizer)  # clipping hides infinity
+        if bad is not None:
+            self.skipped += bad
         self.clip(optimizer, parameters)
         if bad is None or self.scaler.is_enabled():
             self.scaler.step(optimizer)
             self.scaler.update()
-        else:
-            self.skipped += bad
-            if self._skips_on_device and all(group["fused"] for group in optimizer.param_groups):
-                optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-                optimizer.step()
-                del optimizer.found_inf  # type: ignore[attr-defined]
-            elif not bad:
-                optimizer.step()
+        elif self._skips_on_device and all(group["fused"] for group in optimizer.param_groups):
+            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        elif not bad:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def _is_bad(self, optimizer: Optimizer) -> torch.Tensor | None:
+        """Return whether the update is to be left out, a bool []; None where none ever is.
+
+        With float16 only the loss tells: gradients that are too large for it are the scaler's.
+        """
+        if not self._skip:
+            return None
+        if self.scaler.is_enabled():
+            bad = sum_across_workers(self._spoilt) > 0
+            self._spoilt.zero_()
+            return bad
+        grads = (one.grad for one in members(optimizer.param_groups))  # equal on all workers
+        return ~is_finite(grad for grad in grads if grad is not None)
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """Clip gradients, by value, then by norm."""
@@ -119,7 +126,7 @@ class Precision:
             for each in sparse:  # which torch's takes not
                 each.grad = cast(torch.Tensor, each.grad).coalesce()
                 each.grad.values().clamp_(-most, most)
-            dense = [p for p in parameters if p not in {*sparse}]
+            dense = [p for p in parameters if p.grad is None or not p.grad.is_sparse]
             nn.utils.clip_grad_value_(dense, most, foreach=True)
         if self._gradient_clip is not None:
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)

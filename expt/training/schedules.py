@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import inspect
@@ -199,9 +200,11 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
                 schedule.step()
         return found
 
+    own = rates({})
+
     def are_idle(name: str, other: Any) -> bool:
         with contextlib.suppress(ValueError, TypeError):
-            return rates({name: other}) == rates({})
+            return rates({name: other}) == own
         return False
 
     found: dict[str, tuple[Unit, Any]] = {}
@@ -209,8 +212,10 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
         if type(value) is int and value > 1 and are_idle(name, value + 1):
             found[f"scheduler.{name}"] = unit, value
         elif isinstance(value, list) and all(type(each) is int for each in value):
-            reached = next((n for n in range(len(value)) if are_idle(name, value[:n])), None)
-            if reached is not None:
+            # If a number changes no rate, those after it do not either.
+            prefixes = range(len(value))
+            reached = bisect.bisect_left(prefixes, True, key=lambda n: are_idle(name, value[:n]))
+            if reached < len(value):
                 found[f"scheduler.{name}"] = unit, value[reached:]
     return found
 

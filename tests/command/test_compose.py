@@ -52,7 +52,7 @@ def _by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        patch.setattr(compose, "_OF_EXPT", compose.Kept())
+        patch.setattr(compose, "_OF_EXPT", compose.Kept({}, {}))
         yield
     composer.cache_clear()
 
