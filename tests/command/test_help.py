@@ -191,7 +191,9 @@ def test_an_empty_line_may_become_anything() -> None:
 
 
 def test_hydras_script_for_a_shell_asks_for_them(tmp_path: Path) -> None:
-    done = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="expt epochs=1 eval_s")
-    assert (done.returncode, done.stdout) == (0, "eval_split=\n")
+    for command in ("expt", "/usr/bin/python3 -m expt"):
+        line = f"{command} epochs=1 eval_s"
+        done = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line)
+        assert (done.returncode, done.stdout) == (0, "eval_split=\n")
     done = run("-sc", "install=bash", cwd=tmp_path)
     assert "query=bash" in done.stdout

@@ -1,5 +1,6 @@
 """A run from its record: what it begins with, and what is said of its numbers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def test_numbers_are_compared_but_for_those_of_the_machine(capsys: Capture) -> N
             " now, loss/val 0.5 then, 0.25 now\n"
         ),
     )
+    compare(record({"r2/val": math.nan}), record({"r2/val": math.nan}))
+    assert capsys.readouterr().err == ""
     compare(record({"loss/val": 0.5}, "interrupted"), record({"loss/val": 0.1}))
     assert capsys.readouterr() == ("", ""), "of a run that had not completed nothing is said"
 

@@ -33,6 +33,8 @@ WRITTEN = {
     "max_steps=[1,null]": "write -m max_steps=1,null",
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
+    "optimizer.lr=1e-${oc.env:ONE}": "write 'optimizer.lr=\"${oc.decode:1e-${oc.env:ONE}}\"'",
+    "optimizer.lr=[${oc.env:LR}": "it came from [${oc.env:LR}",
     "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
     "optimizer.lr=[[0.1,0.2],0.3]": "write -m optimizer.lr=0.1,0.2,0.3",
     "model.hidden=[[32],[64,8]]": "write -m model.hidden=[32],[64,8]",
@@ -52,7 +54,8 @@ def test_a_value_of_another_type_says_how_it_is_written(
     word: str, configured: Configured, monkeypatch: Patch
 ) -> None:
     for name, value in {
-        "LR": "0.01", "SEVERAL": "0.1,0.2", "LISTED": "[0.1, 0.2]", "EMPTY": "", "NONE": "null"
+        "LR": "0.01", "SEVERAL": "0.1,0.2", "LISTED": "[0.1, 0.2]", "EMPTY": "", "NONE": "null",
+        "ONE": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     key, fix = word.partition("=")[0], WRITTEN[word]
@@ -68,6 +71,8 @@ def test_a_variable_is_a_number_where_it_is_decoded(
 ) -> None:
     monkeypatch.setenv("LR", "0.01")
     assert configured('optimizer.lr="${oc.decode:${oc.env:LR}}"').optimizer.lr == 0.01
+    monkeypatch.setenv("LR", "3")
+    assert configured('optimizer.lr="${oc.decode:1e-${oc.env:LR}}"').optimizer.lr == 0.001
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from expt.config.constraints import Target, typed
-from expt.config.identity import REPEATED, Content, Identity, digest, shown, typed_hyperparameters
+from expt.config.identity import (
+    REPEATED,
+    Content,
+    Identity,
+    differences,
+    digest,
+    shown,
+    typed_hyperparameters,
+)
 from expt.config.key_types import choices_of
 from expt.config.keys import (
     Rule,
@@ -363,3 +371,10 @@ def test_an_interpolation_of_another_setting_repeats_nothing() -> None:
     ]
     assert both[0].following == {}
     assert identity(both[0], but=REPEATED) != identity(both[1], but=REPEATED)
+
+
+def test_other_files_of_a_frozen_network_are_a_difference() -> None:
+    asked = config()
+    then = {"config": shown(asked), "content": {"data": "1", "frozen": "1"}}
+    now = Identity.of(asked, {"data": "1", "frozen": "2"})
+    assert differences(then, asked, now) == {"its frozen": "its frozen has changed since"}

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from expt.config import keys
+from expt.config.constraints import plain
+from expt.config.kinds import every_of
 from expt.config.length import Length, beyond_the_end, effective
 from expt.config.schema import RunConfig
 from expt.training import schedules
@@ -206,3 +208,9 @@ def test_a_sweep_says_it_once(tmp_path: Path) -> None:
     done = run("-m", "world_size=1", "epochs=1", "log_every=500", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("log_every=500") == 1
+
+
+def test_a_metric_may_be_called_metrics(configured: Configured) -> None:
+    metric = "{_target_: torchmetrics.classification.MulticlassAUROC, better: max, every: 5}"
+    task = configured(f"+task.metrics={{metrics: {metric}, f1: max}}").task
+    assert every_of(task) == every_of(plain(task)) == {"metrics": 5}

@@ -334,6 +334,7 @@ def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: 
     monkeypatch.setenv("EXPT_CACHE_GB", "much")
     with pytest.raises(ConfigError, match="EXPT_CACHE_GB=much: not a number"):
         fill("e-1.1")
+    assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"], "it is refused before it is filled"
 
 
 def test_without_a_home_the_cache_is_among_temporary_files(monkeypatch: Patch) -> None:

@@ -144,6 +144,8 @@ def test_a_causal_model_says_how_likely_responses_are(
     with (place / "t.csv").open() as file:
         row = next(csv.DictReader(file))
     batch: Any = model.preprocess([(row["asked"], row["said"])])
+    pair: Any = model.preprocess((row["asked"], row["said"]))
+    assert torch.equal(pair["input_ids"], batch["input_ids"])
     prompt: Any = model.preprocess("w1 w2")
     with torch.no_grad():
         chances = model(batch).log_softmax(-1)[0]

@@ -55,6 +55,12 @@ def test_a_search_is_tried_at_its_ends(tmp_path: Path) -> None:
     assert "4 runs take about " in done.stdout
 
 
+def test_the_ends_of_a_search_are_those_that_can_run(tmp_path: Path) -> None:
+    few = ("preflight=true", "search=random", "dataset.train_limit=320", "search.runs=4")
+    done = run("-m", *few, "world_size=2", "batch_size=interval(32,63)", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
 def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     done = run(
         "preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path

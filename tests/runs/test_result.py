@@ -60,6 +60,7 @@ def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths)
         "\udcff",
         "",
         '{"a": 1}',
+        '{"status": "completed", "metrics": {"a": null}, "objective": {"name": "a"}}',
     ],
 )
 def test_damaged_record_is_set_aside(text: str, paths: RunPaths, capsys: Capture) -> None:

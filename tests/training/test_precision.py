@@ -145,6 +145,7 @@ def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
         assert precision.left_out is not None
         seen.append(bool(precision.left_out))
     assert seen == [False, True, False]
+    assert precision.skipped.item() == 1
     never = Precision(amp, DEVICE)
     never.backward(weight.square())
     never.update(optimizer, [weight])

@@ -1,0 +1,64 @@
+"""A run's copy in a dashboard: when it is made, left and made again."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt import registry
+from expt.dashboards.sender import Sender
+from expt.dashboards.snapshot import Snapshot
+from expt.dashboards.trackers import Copy, Tracker
+from expt.runs.metrics_file import Point
+from tests.dashboards.folders import measure, record
+from tests.facade import Patch
+
+
+@pytest.fixture
+def done(monkeypatch: Patch) -> list[str]:
+    """The calls of the copies in a dashboard that refuses the first points."""
+    calls = list[str]()
+
+    class Noted(Copy):
+        address = "there"
+
+        def __init__(self) -> None:
+            calls.append("made")
+
+        def add(self, points: Sequence[Point], at: float) -> None:
+            calls.append("added")
+            if calls.count("added") == 1:
+                raise ConnectionError("no answer")
+
+        def end(self, run: Snapshot, sweep_status: str) -> None:
+            calls.append("ended")
+
+        def leave(self) -> None:
+            calls.append("left")
+
+    class Dashboard(Tracker):
+        checkpoints = False
+
+        def copy(self, run: Snapshot, state: dict[str, Any], key_of: Callable[[Path], str]) -> Copy:
+            return Noted()
+
+    kinds: Any = {"noted": lambda **_: Dashboard()}
+    monkeypatch.setattr(registry, "trackers", lambda: kinds)
+    return calls
+
+
+def test_a_copy_is_left_before_another_is_made_after_an_error(
+    done: list[str], tmp_path: Path
+) -> None:
+    paths, sender = record(tmp_path / "run"), Sender("noted")
+    measure(paths, 1)
+    with pytest.raises(ConnectionError):
+        sender.send([paths], last=True)
+    assert done == ["made", "added", "left"]
+    sender.send([paths], last=True)
+    assert done[3:] == ["made", "added"]
+    record(tmp_path / "run", status="completed")
+    sender.send([paths], last=True)
+    sender.end()
+    assert done[5:] == ["added", "ended"], "it is not left, too"
