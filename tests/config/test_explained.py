@@ -34,7 +34,6 @@ WRITTEN = {
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
     "optimizer.lr=1e-${oc.env:ONE}": "write 'optimizer.lr=\"${oc.decode:1e-${oc.env:ONE}}\"'",
-    "optimizer.lr=[${oc.env:LR}": "it came from [${oc.env:LR}",
     "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
     "optimizer.lr=[[0.1,0.2],0.3]": "write -m optimizer.lr=0.1,0.2,0.3",
     "model.hidden=[[32],[64,8]]": "write -m model.hidden=[32],[64,8]",
