@@ -7,21 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Groups = Mapping[str, dict[str, Any]]
-_finders = list[Callable[[], Any]]()
-
-
-def register(find: Callable[[], Any]) -> None:
-    """Let `find`, called late, return a catalogue, which has `groups` and `trackers`."""
-    _finders.append(find)
+find: Callable[[], Any] = lambda: None
+"""Return the catalogue, which has `groups` and `trackers`; expt/__init__ sets this."""
 
 
 @functools.cache
 def groups() -> Groups:
     """Return the registered groups: their classes by the names to choose."""
-    return {name: members for find in _finders for name, members in find().groups().items()}
+    found: Groups = find().groups()
+    return found
 
 
 @functools.cache
 def trackers() -> Mapping[str, Any]:
     """Return the settings of the registered trackers by their names."""
-    return {name: cls for find in _finders for name, cls in find().trackers().items()}
+    found: Mapping[str, Any] = find().trackers()
+    return found

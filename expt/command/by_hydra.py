@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import hydra_part, terminal
-from expt.command.compose import VERSION_BASE, Composer, register_resolvers
-from expt.command.resolved import settings_of
+from expt.command.compose import VERSION_BASE, Composer, register_resolvers, settings_of
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
 from expt.config.kinds import conf_dir

@@ -61,11 +61,6 @@ def place(composed: DictConfig, folder: Path, number: int | None = None) -> None
             composed.hydra.sweep.subdir = folder.name
 
 
-def choices_of(composed: DictConfig) -> dict[str, str | None]:
-    """Return the chosen file of each group."""
-    return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
-
-
 def typed_in(hydra: Any) -> list[str]:
     """Return the words of a run from Hydra's part of its configuration."""
     words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)

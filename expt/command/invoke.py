@@ -9,9 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import command_line, grammar, hydra_part, terminal
-from expt.command.compose import Composer
+from expt.command.compose import Composer, settings_of
 from expt.command.grammar import Override
-from expt.command.resolved import settings_of
 from expt.command.run import Command, train
 from expt.command.words import Options
 from expt.config.groups import GROUPS

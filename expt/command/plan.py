@@ -58,7 +58,7 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     """Return the configuration on a machine that has the GPUs it names, and the vocabulary."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import compose, grammar, resolved
+    from expt.command import compose, grammar
     from expt.command.conf_files import own_folders
     from expt.config.parse import parse
 
@@ -70,7 +70,7 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
             composed.dataset.root = "."  # a plan reads files only for facts that its settings lack
-    settings = resolved.settings_of(composed) | {"weights": None}
+    settings = compose.settings_of(composed) | {"weights": None}
     config = parse(settings, _machine_with(settings.get("gpus")))
     # All strategies are planned, from one step of a model that none has divided.
     config = dataclasses.replace(config, strategy="ddp")

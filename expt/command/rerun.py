@@ -13,7 +13,7 @@ from expt.command.command_line import kept_words, last_value
 from expt.command.words import Parser
 from expt.config import kept_code, own_code
 from expt.config import parse as parsing
-from expt.config.identity import Identity, changed_parts, digest
+from expt.config.identity import PARTS, Identity, changed_parts, digest
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, warn
@@ -26,15 +26,6 @@ from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
-_DIFFERENCES = {
-    "environment": "what the run took from the environment differs now",
-    "data": "the dataset's files differ now",
-    "weights": "weights: the file differs now",
-    "base": "model.path: the files differ now",
-    "frozen": "the files of frozen networks differ now",
-    "code": "the source of the run's custom classes differs now",
-}
-"""A line for each part of a run's identity that can change."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -127,13 +118,14 @@ def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
     sources = (None, then["config"]["resume"])
     digests = [digest(dataclasses.replace(config, resume=source), before) for source in sources]
     parts = {*changed_parts(before, now.content)}
-    if then["identity"] not in digests:
-        parts.add("environment")
     if own_code.changed(then):
         parts.add("code")
     if now.content.get("code") is None:  # an error says so
         parts.discard("code")
-    return [line for part, line in _DIFFERENCES.items() if part in parts]
+    found = [f"the {name} changed since that run" for part, name in PARTS.items() if part in parts]
+    if then["identity"] not in digests:
+        found.insert(0, "what the run took from the environment differs now")
+    return found
 
 
 def compare(then: Record, now: Record) -> None:

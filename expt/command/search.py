@@ -37,25 +37,6 @@ NEAR = 32
 """How far the integers of a trial are moved to those with which a run can be."""
 
 
-class _Observer(SweepObserver):
-    """The view of a search, which also ends it where its budget is used up."""
-
-    def __init__(self, sweep: Sweep, search: Search, total: int) -> None:
-        self._search = search
-        super().__init__(
-            sweep.console,
-            total=total,
-            folder=sweep.folder,
-            what="search",
-            note=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
-        )
-
-    def tick(self, active: Sequence[Job]) -> None:
-        """Look at the budget, too."""
-        super().tick(active)
-        self._search.has_spent_all()
-
-
 class SearchCommand:
     """One command's search, from its overrides to its runs."""
 
@@ -97,7 +78,14 @@ class SearchCommand:
             return sweep.try_out(corners, search.num_left)
         if sweep.is_dry_run:
             return self._dry_run()
-        observer = _Observer(sweep, search, max(self._settings.runs, search.count))
+        observer = SweepObserver(
+            sweep.console,
+            total=max(self._settings.runs, search.count),
+            folder=sweep.folder,
+            what="search",
+            note=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
+            look=search.has_spent_all,
+        )
         try:
             sweep.carry_out(self._rounds, observer, (Diverged, OutOfMemory))
         finally:

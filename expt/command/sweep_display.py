@@ -56,10 +56,11 @@ class SweepDisplay(Observer):
         folder: Path,
         what: str = "sweep",
         note: Callable[[Job], str] = lambda _: "",
+        look: Callable[[], object] = lambda: None,
     ) -> None:
-        """Take the text `note` to add to the line of a run that has ended."""
+        """Take the text `note` to add to the line of a run that has ended; call `look` often."""
         self._console, self.total, self._folder, self._what = console, total, folder, what
-        self._note = note
+        self._note, self._look = note, look
         is_live = console.is_terminal and not console.is_dumb_terminal
         live = Live(console=console, refresh_per_second=4, transient=True)
         self._live = live if is_live else None
@@ -163,6 +164,7 @@ class SweepDisplay(Observer):
 
     def tick(self, active: Sequence[Job]) -> None:
         """Read new lines of the running ones, and show them."""
+        self._look()
         now = time.monotonic()
         if self._lines_due.is_due(now):
             self._print_lines()

@@ -53,14 +53,14 @@ def _chosen(folder: Path, best: int | None, filters: Sequence[str]) -> list[Path
         option = "--filter" if filters else f"--best {best}"
         raise ConfigError(f"{option}: is for a sweep, and {folder} is a run; leave it out")
     from expt.runs.view.settings import filtered  # late: Rich's tables
-    from expt.search.conclusion import ranked
+    from expt.search.conclusion import ranked_in, search_in
 
     runs = in_newest(folder, without_copies(results(folder))[0])[0]
     try:
         runs = filtered(runs, filters)[0]
     except ConfigError as error:
         raise ConfigError(f"--filter {error}") from None
-    rows = ranked(folder, runs)
+    rows = ranked_in(search_in(folder, runs), runs)
     if not rows:
         which = f" that has {' and '.join(filters)}" if filters else ""
         raise ConfigError(

@@ -25,8 +25,14 @@ LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 """The keys by which a run differs from one that continues it."""
 _FILES_OF = {"dataset": "data", "weights": "weights", "model": "base"}
 """The part of the content that a setting names the files of."""
-_COMPARED = ("data", "code", "weights", "frozen", "base")
-"""The parts of the content that two runs of equal settings may differ in."""
+PARTS = {
+    "data": "dataset's files",
+    "code": "own source",
+    "weights": "first weights",
+    "frozen": "frozen networks",
+    "base": "published model's files",
+}
+"""The parts of the content in which two runs of equal settings may differ, in words."""
 
 
 class Content(TypedDict, total=False):
@@ -65,7 +71,7 @@ class Identity:
 
 def changed_parts(then: Content, now: Content) -> list[str]:
     """Return the names of the parts that differ, but for the checkpoint of a fork."""
-    return [part for part in _COMPARED if then.get(part) != now.get(part)]
+    return [part for part in PARTS if then.get(part) != now.get(part)]
 
 
 def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> dict[str, str]:

@@ -9,7 +9,7 @@ from expt import progress
 from expt.config import own_code
 from expt.config.constraints import plain
 from expt.config.groups import HuggingFaceModel
-from expt.config.identity import Content, Identity, changed_parts
+from expt.config.identity import PARTS, Content, Identity, changed_parts
 from expt.config.schema import RunConfig
 from expt.data.checksums import of_content
 from expt.errors import ConfigError, DataError, RunFailed
@@ -102,11 +102,9 @@ def refuse_changed(request: RunRequest) -> None:
     now = content_of(config, before, begins=begins)
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
-    names = {"data": "dataset's files", "code": "own source", "weights": "first weights"}
-    if begins:
-        names |= {"base": "published model's files", "frozen": "frozen networks"}
-    if changed := [part for part in changed_parts(then, now) if part in names]:
+    unused = set() if begins else {"base", "frozen"}
+    if changed := [part for part in changed_parts(then, now) if part not in unused]:
         raise RunFailed(
-            f"the {names[changed[0]]} changed after the command was typed; type it again, for"
+            f"the {PARTS[changed[0]]} changed after the command was typed; type it again, for"
             " another run"
         )

@@ -15,7 +15,7 @@ import torch
 from expt import progress
 from expt.config.parse import recorded
 from expt.data.loading import leaves
-from expt.errors import ConfigError, RunFailed, first_line
+from expt.errors import ConfigError, RunFailed
 from expt.inference.export import compared
 from expt.inference.load import located, read, rebuilt
 from expt.models.hugging_face import HuggingFace, quiet
@@ -119,12 +119,9 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
         model = kind.from_pretrained(folder, dtype=torch.float32)
     else:
         peft: Any = importlib.import_module("peft")
-        base = module.base["folder"]
-        how = {"config": own, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-        try:
-            whole = kind.from_pretrained(base, **how)
-        except OSError as error:
-            raise ConfigError(f"model.path: {base} can't be read ({first_line(error)})") from error
+        whole = kind.from_pretrained(
+            module.base["folder"], config=own, dtype=torch.float32, ignore_mismatched_sizes=True
+        )
         model = peft.PeftModel.from_pretrained(whole, folder)
     return HuggingFace(model.eval(), module.base, (), ())
 

@@ -18,7 +18,7 @@ from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 from expt.runs.view.settings import Row, rows, rows_in_order
 from expt.runs.view.text import Console, cells, field, plain_table, say
-from expt.search.trial import Goal, Judged, Limit, costs_of, goals_for, limits_of
+from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of
 
 NAMED = 3
 """The largest number of runs that are named for violating a limit."""
@@ -32,11 +32,13 @@ class SearchRecord(NamedTuple):
 
     def may_be_best(self, run: FoundRun) -> bool:
         """Return whether the run is completed or pruned, has all goals, and keeps all limits."""
-        return Judged.of(run, self.goals, self.limits).may_be_best
+        if run.status not in (COMPLETED, PRUNED) or self.breaks_limits(run):
+            return False
+        return all(value is not None and math.isfinite(value) for value in self.values(run))
 
     def breaks_limits(self, run: FoundRun) -> bool:
         """Return whether it has measured something that violates a limit."""
-        return not Judged.of(run, (), self.limits).is_allowed
+        return any(limit.violation(run) > 0 for limit in self.limits)
 
     def ranked(self, runs: Sequence[FoundRun]) -> list[Row]:
         """Return the settings that may be the best, by the first goal, equal ones by the next.
@@ -55,10 +57,13 @@ class SearchRecord(NamedTuple):
 
         return [row for costs, row in reached if not is_beaten(costs)]
 
+    def values(self, run: FoundRun) -> list[float | None]:
+        """Return the value of each goal."""
+        return [run.value_of(goal.tag) for goal in self.goals]
+
     def means(self, row: Row) -> list[float]:
         """Return the mean of each goal over the repetitions of a setting that may be the best."""
-        judged = (Judged.of(run, self.goals, ()) for run in row.counted)
-        costs = (costs_of(self.goals, one.objectives) for one in judged)
+        costs = (costs_of(self.goals, self.values(run)) for run in row.counted)
         every = zip(self.goals, zip(*costs, strict=True), strict=True)
         return [goal.cost(statistics.fmean(each)) for goal, each in every]
 
@@ -94,16 +99,11 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
 _warn_once = functools.cache(warn)  # several parts of a report read it
 
 
-def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
+def ranked_in(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
     """Return the settings of a sweep's runs that may be the best, best first.
 
     Empty where no run has completed, or they were chosen by different metrics.
     """
-    return ranked_in(search_in(folder, runs), runs)
-
-
-def ranked_in(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
-    """Return `ranked` of a sweep whose search, if it was one, has been read."""
     if search is not None:
         return search.ranked(runs)
     measured = by_objective(run for run in runs if run.status == COMPLETED)
@@ -114,7 +114,7 @@ def ranked_in(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row
 
 def best_of(folder: Path, runs: Sequence[FoundRun]) -> Row | None:
     """Return the best setting of a sweep; None where none may be."""
-    return next(iter(ranked(folder, runs)), None)
+    return next(iter(ranked_in(search_in(folder, runs), runs)), None)
 
 
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from expt.config.constraints import Target
 from expt.config.identity import REPEATED
 from expt.config.kinds import added_by, metrics_of
@@ -124,27 +122,27 @@ def _check_tag(key: str, tag: str, config: RunConfig) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A run by the goals and the limits of a search."""
+class Trial:
+    """A run as the search sees it."""
 
+    values: Values
     status: str
     """The status in result.json."""
+    number: int | None = None
+    """Its number in this search, or None for a run that this search did not choose."""
     objectives: tuple[float | None, ...] = ()
     """The value of each goal; None where it was not measured."""
     violations: Mapping[str, float] = field(default_factory=dict)
     """The amount by which it violates each limit; 0 or less is within."""
+    costs: Mapping[int, float] = field(default_factory=dict)
+    """The first goal after each epoch, where lower is better."""
     error_kind: str = ""
+    folder: Path | None = None
 
-    @classmethod
-    def of(cls, run: FoundRun, goals: Sequence[Goal], limits: Sequence[Limit], **more: Any) -> Self:
-        """Return a run, with `more` fields of a subclass."""
-        return cls(
-            status=run.status,
-            objectives=tuple(run.value_of(goal.tag) for goal in goals),
-            violations={limit.text: limit.violation(run) for limit in limits},
-            error_kind=run.record.get("error_kind", ""),
-            **more,
-        )
+    @property
+    def epochs(self) -> int:
+        """How many epochs it was trained and evaluated."""
+        return max(self.costs, default=0)
 
     @property
     def has_values(self) -> bool:
@@ -169,23 +167,6 @@ class Judged:
         return self.status in (COMPLETED, PRUNED) and self.has_values and self.is_allowed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial(Judged):
-    """A run as the search sees it."""
-
-    values: Values
-    number: int | None = None
-    """Its number in this search, or None for a run that this search did not choose."""
-    costs: Mapping[int, float] = field(default_factory=dict)
-    """The first goal after each epoch, where lower is better."""
-    folder: Path | None = None
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs it was trained and evaluated."""
-        return max(self.costs, default=0)
-
-
 @dataclass(frozen=True)
 class Reader:
     """A reader of runs as trials of a search."""
@@ -207,12 +188,18 @@ class Reader:
         if values is None:
             return None
         goal = self.goals[0]
-        points = (point for point in MetricsReader(run.paths).read() if point.tag == goal.tag)
-        return Trial.of(
-            *(run, self.goals, self.limits),
+        return Trial(
             values=values,
+            status=run.status,
             number=run.record.get("search", {}).get("number"),
-            costs={point.epoch: goal.cost(point.value) for point in points},
+            objectives=tuple(run.value_of(goal.tag) for goal in self.goals),
+            violations={limit.text: limit.violation(run) for limit in self.limits},
+            costs={
+                point.epoch: goal.cost(point.value)
+                for point in MetricsReader(run.paths).read()
+                if point.tag == goal.tag
+            },
+            error_kind=run.record.get("error_kind", ""),
             folder=run.folder,
         )
 

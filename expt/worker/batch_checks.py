@@ -35,32 +35,49 @@ class BatchChecks:
     """The checks of a run: in the first steps of this process, and in its first evaluation."""
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
+        self._worker = worker
         copies = Copies(learner, worker.device)
-        kinds = () if config.is_sharded else (_SumsOfSteps, _CurveCheck)  # a shard isn't copied
-        self._of_steps = [kind(config, copies, worker) for kind in kinds if kind.applies(config)]
-        hangs, looks = _ShareCheck.applies(config, worker), _OutputCheck.applies(config, worker)
-        self._shares = _ShareCheck(copies, worker) if hangs else None
-        self._outputs = _OutputCheck(config, copies) if looks else None
+        can_copy = not config.is_sharded
+        has_own_model = can_copy and isinstance(config.model, Target)
+        has_own_task = can_copy and isinstance(config.task, Target)
+        is_own = has_own_model or has_own_task
+        self._sums = SumCheck(copies) if has_own_task else None
+        cuts = can_copy and config.gradient_accumulation != 1
+        self._curve = _CurveCheck(config, copies, worker, is_own=is_own) if cuts else None
+        # Gloo compares sizes, and its error is explained.
+        may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
+        self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
+        # A custom task's loss has a check of its own, and says nothing of the model.
+        loss = None if has_own_task else LOSS
+        looks = has_own_model and worker.rank == 0
+        self._outputs = _OutputCheck(copies, loss) if looks else None
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
 
         Warns where micro-batches change the curve. Where the run `begins` with this epoch, checks
-        the sums of a custom task. Raises ConfigError where NCCL would exchange unequal shares.
+        the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
+        Raises ConfigError where NCCL would exchange unequal shares.
         """
         if self._shares is not None:
             batches = self._shares.of_steps(batches)
-        checks = [each for each in self._of_steps if begins or not each.ONLY_AT_START]
-        self._of_steps, number = [], 0
-        while checks and (batch := next(batches, None)) is not None:
+        sums, number = self._sums if begins else None, 0
+        while (sums or self._curve) and (batch := next(batches, None)) is not None:
             number += 1
-            if number & (number - 1):  # looks are at batch 1, 2, 4, 8, ...
+            if number & (number - 1):
                 yield batch
                 continue
             look = Look(batch)
             yield batch
             few = _of_all_workers(look.samples())
-            checks = [each for each in checks if each.needs_more(few, batch, number)]
+            if sums is not None:
+                warns = self._worker.rank == 0 and number == 1
+                has_zero = few is not None and sums.check(few, warns=warns)
+                if not any(collectives.gather_across_workers(has_zero)):
+                    sums = None
+            if self._curve is not None:
+                self._curve.check(few, batch)
+                self._curve = None
         yield from batches
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -75,77 +92,37 @@ def _of_all_workers(few: Batch | None) -> Batch | None:
     return few if len(sizes) == 1 else None
 
 
-class _SumsOfSteps:
-    """The check of a custom task's sums: while one is 0, which its mean is too, on further ones."""
-
-    ONLY_AT_START = True
-
-    def __init__(self, config: RunConfig, copies: Copies, worker: Worker) -> None:
-        self._sums, self._worker = SumCheck(copies), worker
-
-    @staticmethod
-    def applies(config: RunConfig) -> bool:
-        """Return whether the task is a custom one."""
-        return isinstance(config.task, Target)
-
-    def needs_more(self, few: Batch | None, batch: Batch, number: int) -> bool:
-        """Check the sums; return whether any worker has found one of 0; a collective."""
-        warns = self._worker.rank == 0 and number == 1
-        has_zero = few is not None and self._sums.check(few, warns=warns)
-        return any(collectives.gather_across_workers(has_zero))
-
-
 class _CurveCheck:
     """The check of whether micro-batches change the curve."""
 
-    ONLY_AT_START = False
-
-    def __init__(self, config: RunConfig, copies: Copies, worker: Worker) -> None:
+    def __init__(self, config: RunConfig, copies: Copies, worker: Worker, *, is_own: bool) -> None:
         self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
-        self._is_own = _has_own_code(config)
+        self._is_own = is_own
 
-    @staticmethod
-    def applies(config: RunConfig) -> bool:
-        """Return whether batches are cut into micro-batches."""
-        return config.gradient_accumulation != 1
-
-    def needs_more(self, few: Batch | None, batch: Batch, number: int) -> bool:
+    def check(self, few: Batch | None, batch: Batch) -> None:
         """Warn where the micro-batches of a worker's share of a batch do; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
         norms = any(layer.training for layer in layers)
         depends = norms
         if few is not None and self._is_own and not norms:
             depends = _depends(self._copies, few, TRAINING, (True, False))
-        parts, share = self._number, -(-batch.global_size // self._worker.world_size)
+        number, share = self._number, -(-batch.global_size // self._worker.world_size)
         # Of auto with norms the strategy reports it once it takes fewer.
-        if not self._worker.rank and depends and not (parts == "auto" and norms):
-            why = "batch norms get" if norms else "the model or the loss compares"
-            fewer = "fewer where memory lacks" if parts == "auto" else f"{-(-share // parts)}"
-            warn(
-                f"gradient_accumulation={parts}: {why} the samples that a worker has at a time,"
-                f" {fewer} and not {share}, so that the curve is not that of"
-                " gradient_accumulation=1"
-            )
-        return False
-
-
-def _has_own_code(config: RunConfig) -> bool:
-    """Return whether the model or the task is a custom one."""
-    return isinstance(config.model, Target) or isinstance(config.task, Target)
+        if self._worker.rank or not depends or (number == "auto" and norms):
+            return
+        why = "batch norms get" if norms else "the model or the loss compares"
+        fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
+        warn(
+            f"gradient_accumulation={number}: {why} the samples that a worker has at a time,"
+            f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
+        )
 
 
 class _OutputCheck:
     """The check of whether outputs of a custom model depend on the others of their batch."""
 
-    def __init__(self, config: RunConfig, copies: Copies) -> None:
-        self._copies = copies
-        # A custom task's loss has a check of its own, and says nothing of the model.
-        self._loss = None if isinstance(config.task, Target) else LOSS
-
-    @staticmethod
-    def applies(config: RunConfig, worker: Worker) -> bool:
-        """Return whether rank 0 has a custom model that can be copied."""
-        return isinstance(config.model, Target) and not config.is_sharded and worker.rank == 0
+    def __init__(self, copies: Copies, loss: str | None) -> None:
+        self._copies, self._loss = copies, loss
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches, and warn after the first where they do."""
@@ -211,15 +188,6 @@ class _ShareCheck:
 
     def __init__(self, copies: Copies, worker: Worker) -> None:
         self._copies, self._worker, self._is_left = copies, worker, True
-
-    @staticmethod
-    def applies(config: RunConfig, worker: Worker) -> bool:
-        """Return whether custom code may exchange unequal shares by NCCL.
-
-        Gloo compares sizes, and its error is explained.
-        """
-        may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
-        return may_hang and _has_own_code(config) and not config.is_sharded
 
     def of_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; raise ConfigError before the first of unequal shares; a collective."""

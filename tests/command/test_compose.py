@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
-from expt.command.compose import Composer
+from expt.command.compose import Composer, settings_of
 from expt.command.grammar import parse, readable, replaces, with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of, place
-from expt.command.resolved import settings_of
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir

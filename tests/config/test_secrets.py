@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from expt.command.resolved import settings_of
+from expt.command.compose import settings_of
 from expt.config import secrets
 from expt.errors import ConfigError
 from tests.facade import Patch
