@@ -79,7 +79,7 @@ def __getattr__(name: str) -> object:
 
 
 # Late too: a script that imports expt has no need of pydantic.
-registry.find = lambda: importlib.import_module("expt.catalogue")
+registry.register(lambda: importlib.import_module("expt.catalogue"))
 
 
 def __dir__() -> list[str]:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Groups = Mapping[str, dict[str, Any]]
-find: Callable[[], Any] = lambda: None
-"""Return the catalogue, which has `groups` and `trackers`; expt/__init__ sets this."""
+_finders = list[Callable[[], Any]]()
+
+
+def register(find: Callable[[], Any]) -> None:
+    """Let `find`, called late, return a catalogue, which has `groups` and `trackers`."""
+    _finders.append(find)
 
 
 @functools.cache
 def groups() -> Groups:
     """Return the registered groups: their classes by the names to choose."""
-    found: Groups = find().groups()
-    return found
+    return {name: members for find in _finders for name, members in find().groups().items()}
 
 
 @functools.cache
 def trackers() -> Mapping[str, Any]:
     """Return the settings of the registered trackers by their names."""
-    found: Mapping[str, Any] = find().trackers()
-    return found
+    return {name: cls for find in _finders for name, cls in find().trackers().items()}
