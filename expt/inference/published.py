@@ -57,11 +57,11 @@ def export(
         wanted = module(inputs)
         if adapters:
             _name_base(module, model)
-        with _writing(folder):
-            tokenizer = RunPaths(run).tokenizer
-            if tokenizer.is_dir():  # with a configuration, which is not kept
-                shutil.copytree(tokenizer, beside, dirs_exist_ok=True)
-            _save(module, beside, merge=has_adapters and not adapters)
+        if (
+            tokenizer := RunPaths(run).tokenizer
+        ).is_dir():  # with a configuration, which is not kept
+            shutil.copytree(tokenizer, beside, dirs_exist_ok=True)
+        _save(module, beside, merge=has_adapters and not adapters)
         other = _loaded(module, beside, adapters=adapters)
         allowed, difference = compared(
             lambda *_: wanted, lambda part: [*leaves(other(*part))], [(inputs,)], tolerance
@@ -129,23 +129,14 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
 @contextlib.contextmanager
 def _new_folder(folder: Path, *, force: bool) -> Iterator[Path]:
     """Yield a folder that takes its name where the block ends well."""
-    with _writing(folder):
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        beside.chmod(0o755)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    beside.chmod(0o755)
     try:
         yield beside
-        with _writing(folder):
-            if force and folder.is_dir():
-                shutil.rmtree(folder)
-            beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise ConfigError where the body can't write what is to become `folder`."""
-    try:
-        yield
+        if force and folder.is_dir():
+            shutil.rmtree(folder)
+        beside.rename(folder)
     except OSError as error:
         raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
