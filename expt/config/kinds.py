@@ -74,11 +74,6 @@ class TaskConfig:
         Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
     ] = dataclasses.field(default_factory=dict)
 
-    @property
-    def own_metrics(self) -> dict[str, Better]:
-        """Those of `metrics` that the task itself measures."""
-        return own_metrics(self)
-
     def problems(self, config: RunConfig) -> list[str]:
         """Return a line for each of the run's other settings that does not go with the task."""
         return []

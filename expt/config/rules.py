@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
 from expt.config.constraints import Target, typed, word
-from expt.config.kinds import added_by, every_of, metrics_of, only_in_evaluations
+from expt.config.kinds import added_by, every_of, metrics_of, only_in_evaluations, own_metrics
 from expt.errors import ConfigError, DataError, counted, did_you_mean
 from expt.features import Anything
 from expt.gpus import is_slice
@@ -240,7 +240,7 @@ def _of_data(config: RunConfig) -> list[str]:
         problems += [
             f"task.metrics.{name}={better}: task={task.name} has no such metric; name"
             f" {known if more else ''}a class of torchmetrics by _target_"
-            for name, better in task.own_metrics.items() - more.items()
+            for name, better in own_metrics(task).items() - more.items()
         ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"

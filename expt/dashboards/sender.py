@@ -14,7 +14,7 @@ import secrets as tokens
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,19 +69,12 @@ class _Run:
     def __init__(self, paths: RunPaths, name: str) -> None:
         """Raise Timeout where another process sends it to the dashboard `name`, and OSError."""
         self._paths, self.sent = paths, _Sent(paths.folder, name)
-        self._copy: Copy | None = None
+        self.copy: Copy | None = None
+        """The copy of a run that is under way, once it is made."""
         self._reader: MetricsReader | None = None
 
-    def open(self, found: Snapshot, settings: Tracker, key_of: Callable[[Path], str]) -> str:
-        """Make the copy, unless it is open; return its address."""
-        if self._copy is None:
-            self._copy, self._reader = settings.copy(found, self.sent.state, key_of), None
-        return self._copy.address
-
-    def send(self, found: Snapshot) -> None:
-        """Send points that are new to an open copy, and the end of a run that has ended."""
-        assert self._copy is not None
-        copy = self._copy
+    def send(self, found: Snapshot, copy: Copy) -> None:
+        """Send points that are new to its copy, and the end of a run that has ended."""
         if self._reader is None or found.has_ended:  # all of it: the dashboard has a part
             copy.describe(found)
             self._reader = MetricsReader(self._paths)
@@ -90,15 +83,14 @@ class _Run:
             runs = runs_in(found.sweep) if found.sweep else []
             others = {read_result(paths).get("status") for paths in runs}
             status = COMPLETED if others <= {COMPLETED} else FAILED
-            self._copy = None  # there is nothing to leave
+            self.copy = None  # there is nothing to leave
             copy.end(found, RUNNING if RUNNING in others else status)
 
     def close(self) -> None:
-        """Leave an open copy, and let other processes send the run."""
-        copy, self._copy = self._copy, None
+        """Leave the copy, and let other processes send the run."""
         try:
-            if copy is not None:
-                copy.leave()
+            if self.copy is not None:
+                self.copy.leave()
         finally:
             self.sent.close()
 
@@ -147,8 +139,9 @@ class Sender:
         run = self._runs.get(paths.folder) or _Run(paths, self._name)
         self._runs[paths.folder] = run
         if is_new := run.sent.state.get("sent") != digest:
-            self.addresses[run.open(found, settings, self._key_of)] = None
-            run.send(found)
+            run.copy = run.copy or settings.copy(found, run.sent.state, self._key_of)
+            self.addresses[run.copy.address] = None
+            run.send(found, run.copy)
             run.sent.state["sent"] = digest
             run.sent.save()
         self._seen[paths.folder] = digest

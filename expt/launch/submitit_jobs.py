@@ -70,9 +70,8 @@ class Queue:
     """The jobs of a cluster, run as expt.launch.pool runs them on one machine."""
 
     batch: ClassVar[int | None] = 8
-    """Trials of a search that are chosen together."""
     is_closed: ClassVar[bool] = False
-    """True if no further job is taken, which does not happen."""
+    """As of expt.launch.pool.Pool, which says what these are."""
 
     def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
         """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, NonNegative
-from expt.config.kinds import Better, TaskConfig
+from expt.config.kinds import Better, TaskConfig, own_metrics
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, at_least_single
 from expt.tasks.task import Facts, Sum, Task, mean_of, mean_of_logits
@@ -48,7 +48,7 @@ class Config(TaskConfig):
     def build(self, facts: Facts) -> Task:
         """Return the task, its weights one for each class."""
         number = max(2, facts.targets.shapes.get("num_classes", 0))
-        weights, metrics = self._weights(facts), {**self.METRICS, **self.own_metrics}
+        weights, metrics = self._weights(facts), {**self.METRICS, **own_metrics(self)}
         return Classification(facts.label_smoothing, weights, metrics, number)
 
     def _weights(self, facts: Facts) -> Sequence[float] | None:

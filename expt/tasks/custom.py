@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Target
-from expt.config.kinds import Better, Metric, own_metrics
+from expt.config.kinds import Metric, own_metrics
 from expt.errors import ConfigError
 from expt.features import Anything, Feature
 from expt.tasks.task import Facts, Task
@@ -25,11 +25,6 @@ class Config(Target):
     metrics: Annotated[dict[str, Metric], Key(example="task.metrics={near: max}")] = (
         dataclasses.field(default_factory=dict)
     )
-
-    @property
-    def own_metrics(self) -> dict[str, Better]:
-        """Those that the task itself measures."""
-        return own_metrics(self)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return the names of metrics that can't be tags."""
@@ -52,7 +47,7 @@ class Config(Target):
         from expt.config import user_class  # late: it imports the configuration of all kinds
 
         task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
-        task.metrics = self.own_metrics
+        task.metrics = own_metrics(self)
         for name, how in task.reductions.items():
             if how not in ("last", "max", "min"):
                 raise ConfigError(
