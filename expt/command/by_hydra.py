@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig
 
 from expt import machine
-from expt.command import hydra_part, terminal
-from expt.command.compose import VERSION_BASE, Composer, register_resolvers, settings_of
+from expt.command import compose, hydra_part, terminal
+from expt.command.compose import Composer
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
-from expt.config.kinds import conf_dir
 from expt.config.parse import parse
 from expt.errors import Interrupted
 from expt.launch.job import Job
@@ -42,17 +38,17 @@ class HydraTask:
 
     def __call__(self, composed: DictConfig) -> float | None:
         """Train one run, in the folder that Hydra has made for it; returns its objective."""
-        now, this = hydra_part.hydra_now(), self._command
-        sweep = getattr(now.mode, "name", None) == "MULTIRUN"
+        hydra, this = hydra_part.hydra_now(), self._command
+        sweep = getattr(hydra.mode, "name", None) == "MULTIRUN"
         if this is None:
             this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
         elif sweep:
-            this.outcome.sweep_folder = Path(str(now.sweep.dir))
-        settings = settings_of(composed, sweep=sweep)
-        config, paths = parse(settings, machine.detect()), RunPaths(Path(now.runtime.output_dir))
-        env = {str(key): str(value) for key, value in now.job.env_set.items()}
+            this.outcome.sweep_folder = Path(str(hydra.sweep.dir))
+        settings = compose.settings_of(composed, sweep=sweep)
+        config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
+        env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            words = hydra_part.typed_in(now)
+            words = hydra_part.typed_in(hydra)
             return train(this, words, config, paths, settings=settings, env=env)
         except Interrupted as error:
             if not sweep:
@@ -97,11 +93,3 @@ def _value(job: Job) -> float | None:
         return math.nan
     record: Any = {"objective": job.objective} if job.objective else read_result(job.paths)
     return objective_value(record)
-
-
-def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
-    """Let Hydra itself run this process's command: its printing options, other sweepers."""
-    sys.argv = [sys.argv[0], *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    register_resolvers()
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()

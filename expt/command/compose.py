@@ -8,10 +8,12 @@ import functools
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import hydra
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -194,10 +196,7 @@ class Composer:
     ) -> tuple[_Base, dict[str, Any]]:
         """Return the base of these choices, and its settings with other values."""
         base = self._base(*(str(each.input_line) for each in choices))
-        own = base.own
-        for each in values:
-            own = base.with_value(own, each)
-        return base, own
+        return base, functools.reduce(base.with_value, values, base.own)
 
     def _base(self, *choices: str) -> _Base:
         if choices not in self._kept.bases:
@@ -342,6 +341,14 @@ def _with_files(
     file_of = functools.partial(written_in, own, choices, words)
     settings.origin = settings.origin._replace(yaml=file_of)
     return settings
+
+
+def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
+    """Let Hydra itself run this process's command: its printing options, other sweepers."""
+    sys.argv = [sys.argv[0], *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    register_resolvers()
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()
 
 
 def register_resolvers() -> None:

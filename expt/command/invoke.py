@@ -8,8 +8,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command import command_line, grammar, hydra_part, terminal
-from expt.command.compose import Composer, settings_of
+from expt.command import command_line, compose, grammar, hydra_part, terminal
+from expt.command.compose import Composer
 from expt.command.grammar import Override
 from expt.command.run import Command, train
 from expt.command.words import Options
@@ -92,14 +92,14 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if reason := hydra_part.needs_hydra(composed):
         if this.from_python:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
-        from expt.command.by_hydra import HydraTask, enter_hydra  # late: for such commands
+        from expt.command.by_hydra import HydraTask  # late: a single run does not need it
 
         task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
-        return enter_hydra(task, _arguments(asked, options))
+        return compose.enter_hydra(task, _arguments(asked, options))
     if sweep:
         return _sweep(this, asked, composed)
     _refuse_overruled(composed, asked.words)
-    settings = settings_of(composed)
+    settings = compose.settings_of(composed)
     config = parse(settings, machine.detect())
     for line in without_effect(config, map(key_of, asked.words)):
         warn(line)
@@ -152,10 +152,8 @@ def _print(asked: _Asked, options: Options) -> None:
             f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
         )
     of_run = [] if "--hydra-help" in options.printing else _arguments(asked, options)
-    from expt.command.by_hydra import enter_hydra  # late: a run does not need it
-
     with asked.composer.explained(options.printing):
-        enter_hydra(lambda _: None, [*options.printing, *of_run])
+        compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
 
 
 def _arguments(asked: _Asked, options: Options) -> list[str]:

@@ -145,9 +145,8 @@ def refuse_no_choice(word: Override) -> None:
     if key == "hydra":
         raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
     is_name = isinstance(value, str) and not (word.is_add() or word.is_force_add())
-    if key not in groups() or word.package is not None or word.is_delete() or is_name:
-        return
-    if isinstance(value, dict) and value:
+    is_right = is_name or word.is_delete() or (isinstance(value, dict) and value)
+    if key not in groups() or word.package is not None or is_right:
         return
     several = value if isinstance(value, list) else [value]
     names = ",".join(each for each in several if isinstance(each, str)) or "NAME"

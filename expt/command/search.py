@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -44,7 +44,7 @@ class SearchCommand:
         """Read the search as its folder has it. Raises ConfigError for impossible settings."""
         self._sweep, composed = sweep, sweep.config
         self._settings = settings = parse_search(_plain(composed.search))
-        self._budget = None if settings.budget is None else Budget(settings.budget)
+        self._budget = Budget(settings.budget) if settings.budget is not None else None
         objective = _plain(composed.objective)
         self._fixed, axes = _split(words)
         if isinstance(objective, list):
@@ -65,7 +65,12 @@ class SearchCommand:
         reader = Reader(self._space, goals, limits, self._differences)
         rungs = rungs_of(settings, config, goals)
         self._search = Search(sweep.folder, settings, reader, rungs, self._budget, self._nearest)
-        self._warn_of_others(self._search.trials.others)
+        if others := self._search.trials.others:
+            names = dict.fromkeys(key for differing in others.values() for key in differing)
+            warn(
+                f"hydra.sweep.dir={sweep.folder}: has {len(others)} runs of other settings"
+                f" ({', '.join(names) or 'outside the space'}), which are not trials of this search"
+            )
 
     def run(self) -> None:
         """Search until there are as many trials as were asked for.
@@ -170,14 +175,6 @@ class SearchCommand:
         if record["identity"] == known.digest and not own_code.changed(record):
             return {}
         return differences(record, config, known)
-
-    def _warn_of_others(self, others: Mapping[str, Collection[str]]) -> None:
-        if others:
-            names = dict.fromkeys(key for differing in others.values() for key in differing)
-            warn(
-                f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
-                f" ({', '.join(names) or 'outside the space'}), which are not trials of this search"
-            )
 
     def _run(self, number: int, values: Values) -> SweepRun:
         words = [*self._fixed, *self._space.words(values)]

@@ -114,8 +114,8 @@ class _Form(NamedTuple):
 
 def _forms(task: Any) -> dict[str, _Form]:
     """Return the metrics that the configuration of a task, its YAML or its record adds."""
-    found = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", None)
-    metrics = plain(found)
+    is_yaml = isinstance(task, Mapping)
+    metrics = plain(task.get("metrics") if is_yaml else getattr(task, "metrics", None))
     forms = dict[str, _Form]()
     for name, one in metrics.items() if isinstance(metrics, Mapping) else ():  # or refused later
         keys = one if isinstance(one, Mapping) else {"better": one}
@@ -134,9 +134,8 @@ def metrics_of(task: Any) -> dict[str, Better]:
 def _kind(task: Any) -> Any:
     if not isinstance(task, Mapping):
         return type(task)
-    return registry.groups()["task"].get(
-        "_target_" if "_target_" in task else str(task.get("name"))
-    )
+    name = "_target_" if "_target_" in task else str(task.get("name"))
+    return registry.groups()["task"].get(name)
 
 
 def own_metrics(task: Any) -> dict[str, Better]:
@@ -146,18 +145,13 @@ def own_metrics(task: Any) -> dict[str, Better]:
 
 def every_of(task: Any) -> dict[str, int]:
     """Return the metrics of a task, or of its YAML, that are not of training, and their `every`."""
-    return {
-        name: one.every
-        for name, one in _forms(task).items()
-        if one.every != 1 or not one.in_training
-    }
+    every = _forms(task).items()
+    return {name: one.every for name, one in every if one.every != 1 or not one.in_training}
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:
     """Return the task's metrics that are torchmetrics'."""
-    return {
-        name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
-    }
+    return {name: one for name, one in task.metrics.items() if isinstance(one, TargetMetric)}
 
 
 def added_by(task: Any, tag: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any
 
 from expt.config.constraints import typed
@@ -58,17 +58,15 @@ def several(value: Any, wanted: Set[str], *, of_lists: bool) -> list[str]:
         every = value
         are_right = all(isinstance(each, list) for each in value)
     else:
-        every = [*_elements(value)]
+        every = _elements(value)
         may_be_texts = not wanted <= {"bool", "int", "float"}
-        known = [each for each in every if each is None or meant(each, wanted) is not None]
-        are_right = may_be_texts or len(known) == len(every)
+        are_meant = (each is None or meant(each, wanted) is not None for each in every)
+        are_right = may_be_texts or all(are_meant)
     return [*map(typed, every)] if are_right else []
 
 
-def _elements(value: Any) -> Iterator[Any]:
-    """Yield the elements of a list, and of the lists in it."""
-    for each in value:
-        if isinstance(each, list):
-            yield from _elements(each)
-        else:
-            yield each
+def _elements(value: Any) -> list[Any]:
+    """Return the elements of a list, and of the lists in it."""
+    if not isinstance(value, list):
+        return [value]
+    return [each for below in value for each in _elements(below)]

@@ -120,10 +120,9 @@ def best_of(folder: Path, runs: Sequence[FoundRun]) -> Row | None:
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
     """Return the trials that failed because of their values, if any other trial did not."""
     trials = [run for run in runs if "search" in run.record]
-    if not any(run.status in (COMPLETED, PRUNED) for run in trials):
-        return []
     failed = [run for run in trials if run.status == FAILED]
-    return [run for run in failed if run.record.get("error_kind") in BAD_TRIALS]
+    bad = [run for run in failed if run.record.get("error_kind") in BAD_TRIALS]
+    return bad if any(run.status in (COMPLETED, PRUNED) for run in trials) else []
 
 
 def conclude_search(
