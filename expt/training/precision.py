@@ -102,13 +102,10 @@ class Precision:
         optimizer.zero_grad(set_to_none=True)
 
     def _is_bad(self, optimizer: Optimizer) -> torch.Tensor | None:
-        """Return whether the update is to be left out, a bool []; None where none ever is.
-
-        With float16 only the loss tells: gradients that are too large for it are the scaler's.
-        """
+        """Return whether the update is to be left out, a bool []; None where none ever is."""
         if not self._skip:
             return None
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled():  # gradients that are too large for float16 are its own
             bad = sum_across_workers(self._spoilt) > 0
             self._spoilt.zero_()
             return bad
