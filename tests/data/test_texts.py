@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ def test_batches_are_those_of_transformers_own_collator(tmp_path: Path, bert: Pa
     assert (inputs.vocab_size, inputs.pad_id, inputs.max_tokens) == (len(own), 0, 20)
     assert inputs.cut == sum(len(own(text)["input_ids"]) > 20 for text in texts)
     assert Features.read(json.loads(json.dumps(data.info.features.record))).inputs == inputs
+
+
+def test_the_numbers_of_tokens_may_have_holes(tmp_path: Path, bert: Path) -> None:
+    folder = tmp_path / "holes"
+    shutil.copytree(bert, folder)
+    file = folder / "tokenizer.json"
+    known = json.loads(file.read_text())
+    known["model"]["vocab"]["w9"] = 70_000
+    file.write_text(json.dumps(known))
+    path = write_csv(tmp_path / "t.csv", ["text", "y"], [("w9", 0), ("w1", 1)])
+    data = facade.built(of(path, folder), CLASS)
+    inputs = data.info.features.inputs
+    assert isinstance(inputs, Text)
+    assert inputs.vocab_size == 70_001
+    assert read_tensors(data)[0]["input_ids"].max() == 70_000
 
 
 def test_tokens_are_made_once(tmp_path: Path, bert: Path, monkeypatch: Patch) -> None:
