@@ -212,13 +212,12 @@ def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
     if not lines[0].wanted:
         return ""
     came = "" if text is None else f"; it came from {text}"
-    if text is not None and (not isinstance(value, str) or not (decoded := _decoded(text))):
-        return came
-    why = ""
+    why = f"; {value!r} is a text" if isinstance(value, str) else ""
     if text is not None:
+        is_resolved = re.search(r"\$\{[\w.]+:", text) and "oc.decode:" not in text
+        if not is_resolved or not isinstance(value, str):
+            return came
         why = f"{came}, and {'variables are texts' if 'oc.env:' in text else 'is a text'}"
-    elif isinstance(value, str):
-        why = f"; {value!r} is a text"
     wanted = {line.rule.partition("_")[0] for line in lines}
     if found := several(value, wanted, of_lists=any(line.of_element for line in lines)):
         return f"{why or '; a list is one value'}; {origin.several(key, ','.join(found))}"
@@ -231,23 +230,15 @@ def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
     written = as_wanted(key, value, wanted)
     if text is None:
         return "" if written is None else f"{why}; {origin.fix(key, written)}"
-    if written is None and value[:1] not in ("[", "{"):
-        return came  # as a number, it would be as wrong
-    also = f", with {written} in place of {value}" if written not in (None, "null", value) else ""
-    return f"{why}; {origin.fix(key, decoded)}{also}"
-
-
-def _decoded(text: str) -> str:
-    """Return a text with a resolver's value as the number or list that it is written as.
-
-    Empty where it is that already, or has none.
-    """
-    if not re.search(r"\$\{[\w.]+:", text) or "oc.decode:" in text:
-        return ""
     around = text
     for _ in range(text.count("${")):  # from the innermost
         around = re.sub(r"\$\{[^{}]*\}", "", around)
-    return f"${{oc.decode:{text}}}" if re.fullmatch(r"[\w.+-]*", around) else ""
+    if not re.fullmatch(r"[\w.+-]*", around):
+        return came  # a resolver takes no such text
+    if written is None and value[:1] not in ("[", "{"):
+        return came  # as a number, it would be as wrong
+    also = f", with {written} in place of {value}" if written not in (None, "null", value) else ""
+    return f"{why}; {origin.fix(key, f'${{oc.decode:{text}}}')}{also}"
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:

@@ -39,6 +39,7 @@ WRITTEN = {
     "model.hidden=[[32],[64,8]]": "write -m model.hidden=[32],[64,8]",
     "model.hidden=32": None,
     "optimizer.lr=${oc.env:SEVERAL}": "write -m optimizer.lr=0.1,0.2",
+    "optimizer.lr='${oc.env:LR},${oc.env:ONE}'": "write -m optimizer.lr=0.01,1",
     "optimizer.lr=${oc.env:LISTED}": "write -m optimizer.lr=0.1,0.2",
     "model.hidden=${oc.env:LISTED}": "write 'model.hidden=\"${oc.decode:${oc.env:LISTED}}\"'",
     "epochs=${oc.env:SEVERAL}": "it came from ${oc.env:SEVERAL}",
