@@ -23,6 +23,7 @@ from expt.runs import paths, provenance
 from expt.runs.named_checkpoint import no_run
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any
+from expt.runs.view.text import Console, say
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -144,4 +145,4 @@ def compare(then: Record, now: Record) -> None:
     if differ:
         warn(f"the numbers differ from those of the original run: {', '.join(differ)}")
     else:
-        print(f"repeated     the same numbers in all {len(both)} metrics")
+        say(Console(), f"repeated     the same numbers in all {len(both)} metrics")

@@ -138,7 +138,8 @@ class Sender:
             return False
         run = self._runs.get(paths.folder) or _Run(paths, self._name)
         self._runs[paths.folder] = run
-        if is_new := run.sent.state.get("sent") != digest:
+        is_new = run.sent.state.get("sent") != digest
+        if is_new:
             run.copy = run.copy or settings.copy(found, run.sent.state, self._key_of)
             self.addresses[run.copy.address] = None
             run.send(found, run.copy)
