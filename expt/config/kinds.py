@@ -1,4 +1,4 @@
-"""The contract of tasks and datasets with the configuration. Free of torch."""
+"""The contract of tasks with the configuration, and expt's YAML. Free of torch."""
 
 from __future__ import annotations
 

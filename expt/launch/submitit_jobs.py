@@ -71,7 +71,7 @@ class Queue:
 
     batch: ClassVar[int | None] = 8
     is_closed: ClassVar[bool] = False
-    """As of expt.launch.pool.Pool, which says what these are."""
+    """The same two as in expt.launch.pool.Pool."""
 
     def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
         """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""
