@@ -187,6 +187,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("early_stop.patience=3", r"e\.g\. 'early_stop={.*}'$"),
         ("optimizer.name=adam", "write optimizer=adam$"),
         ("callbacks.x=3", "--help callbacks lists"),
+        ("following=null", "there is no key .following.\\.$"),
         ("tensorboard={imagez: true}", "Did you mean 'tensorboard.images'\\?$"),
         ("model=transformer model.widht=3", "Did you mean 'model.width'\\?$"),
         ("dataset=table dataset.target=y", r"mean 'dataset\.targets'.* dataset=huggingface"),
