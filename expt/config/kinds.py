@@ -105,7 +105,7 @@ def read_yaml(path: Path) -> Any:
 class _Form(NamedTuple):
     """A metric in the one form of all that a task, its YAML or its record may have."""
 
-    better: Better
+    better: Any
     every: int
     in_training: bool
     is_own: bool

@@ -162,8 +162,10 @@ class Sender:
     def end(self) -> None:
         """Let go of all. Raises the errors of the dashboard's client."""
         with contextlib.ExitStack() as stack:
-            for each in (*self._sweeps.values(), *self._runs.values()):
-                stack.callback(each.close)
+            for sweep in self._sweeps.values():
+                stack.callback(sweep.close)
+            for run in self._runs.values():
+                stack.callback(run.close)
 
 
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Tracker:
