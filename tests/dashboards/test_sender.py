@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic.dataclasses import dataclass
 
 from expt import registry
+from expt.config.constraints import STRICT
 from expt.dashboards.sender import Sender
 from expt.dashboards.snapshot import Snapshot
 from expt.dashboards.trackers import Copy, Tracker
@@ -37,8 +39,9 @@ def done(monkeypatch: Patch) -> list[str]:
         def leave(self) -> None:
             calls.append("left")
 
+    @dataclass(frozen=True, kw_only=True, config=STRICT)
     class Dashboard(Tracker):
-        checkpoints = False
+        checkpoints: bool = False
 
         def copy(self, run: Snapshot, state: dict[str, Any], key_of: Callable[[Path], str]) -> Copy:
             return Noted()
