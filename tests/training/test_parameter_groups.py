@@ -148,7 +148,7 @@ class Fixed(optim.Optimizer):
 
 def test_an_optimizer_without_a_rate_is_refused() -> None:
     config = TargetOptimizer(target=f"{__name__}.Fixed", kwargs={})
-    with pytest.raises(ConfigError, match="^optimizer: Fixed has no lr"):
+    with pytest.raises(ConfigError, match=r"^optimizer: Fixed has no lr"):
         build_optimizer(config, net())
 
 

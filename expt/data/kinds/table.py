@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, typed
 from expt.data.columns import may_be_ids
-from expt.data.image_files import files_below, left_out, report_left_out, warn_once
+from expt.data.folders import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import (
     DatasetConfig,
     Group,
