@@ -17,10 +17,17 @@ from expt.data.checked_samples import to_tensor
 from expt.data.checksums import Checksums
 from expt.data.loader import Held
 from expt.data.loading import LoaderOptions
-from expt.data.masks import numbers_of_mask
 from expt.data.memory import InMemory, eval_batch_size
 from expt.data.picture_survey import look, look_at_pair
-from expt.data.pictures import MODES, Picture, fit, open_picture, refuse_damaged, stretch
+from expt.data.pictures import (
+    MODES,
+    Picture,
+    fit,
+    numbers_of_mask,
+    open_picture,
+    refuse_damaged,
+    stretch,
+)
 from expt.errors import DataError
 from expt.features import Mask
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt import progress
 from expt.data.folders import warn_once
-from expt.data.masks import numbers_of_mask
-from expt.data.pictures import Picture, open_picture
+from expt.data.pictures import Picture, numbers_of_mask, open_picture
 from expt.errors import DataError, collected, listed
 from expt.features import Mask
 

@@ -1,4 +1,4 @@
-"""Pictures as a viewer shows them, however they lie in their files. Free of torch."""
+"""Pictures and masks as a viewer shows them, however they lie in their files. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Keys in which Pillow keeps metadata with an orientation."""
 _JPEGS = ("JPEG", "MPO")
+_OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,30 @@ def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
         white.alpha_composite(image)
         image = white
     return image, is_transparent
+
+
+def numbers_of_mask(mask: Picture, picture: Picture, name: str) -> tuple[np.ndarray, set[str]]:
+    """Return the number of each pixel, int64 [height, width], and a note where the picture lies.
+
+    A mask that is as large as the picture in its file, and not as a viewer shows it, is turned with
+    it; the note says so, or that it is not known. Raise DataError for a mask in colours, or of
+    another size.
+    """
+    image, notes = mask.image, set[str]()
+    if image.mode[:4] not in _OF_NUMBERS:  # I;16B too
+        raise DataError(
+            f"{name} is a picture of mode {image.mode}; save its mask as a grey or palette PNG of"
+            " each pixel's class, 0, 1, ... (255 is ignored: task.ignore_index)"
+        )
+    lying = picture.size[::-1] if picture.orientation >= 5 else picture.size
+    if picture.orientation > 1 and image.size == lying:
+        notes.add("kept" if lying == picture.size else "masks")
+        if lying != picture.size:
+            image = turned(image, picture.orientation)
+    if image.size != picture.size:
+        one, other = (f"{height}x{width}" for width, height in (image.size, picture.size))
+        raise DataError(f"{name} is {one}, and its image {other}; make them one size")
+    return np.array(image).astype(np.int64), notes
 
 
 def fit(image: Any, image_size: tuple[int, int]) -> Any:

@@ -282,6 +282,12 @@ class OfTexts(DatasetConfig):
         return found
 
 
+def mask_of(dataset: DatasetConfig, task: Any) -> Mask:
+    """Return the feature of masks, by the number of classes of the dataset, else of the task."""
+    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
+    return Mask(num_classes=dataset.mask_classes() or task.num_classes, **settings)
+
+
 def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
     """Return contradictions of keys and a dataset of masks, one line each."""
     problems, name, known = [], dataset.name, dataset.mask_classes()

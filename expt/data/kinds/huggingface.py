@@ -24,7 +24,6 @@ from expt.data.cache import digest
 from expt.data.checksums import Checksums, of_files, sampled
 from expt.data.folders import files_below, left_out, of_suffix, report_left_out
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
-from expt.data.masks import mask_of
 from expt.data.picture_survey import look_at, report_found
 from expt.data.pictures import MODES, Picture, open_picture, picture_suffixes
 from expt.data.rows import Wanted, cached_rows, rows_of, with_logs
@@ -186,7 +185,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
 
         pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
         sizes = self.channels, self.image_size, self.needed
-        found = of_masks(pairs, mask_of(self, how.task), *sizes, how.num_workers)
+        found = of_masks(pairs, kinds.mask_of(self, how.task), *sizes, how.num_workers)
         return dataclasses.replace(found, **self._facts(table, pairs))
 
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:

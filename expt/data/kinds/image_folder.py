@@ -26,7 +26,6 @@ from expt.data.checksums import Checksums, of_content, of_files, sampled
 from expt.data.folders import left_out, parts_there, warn_once
 from expt.data.group_file import groups_of, without_line
 from expt.data.kinds.table import names_of, problems_of_columns
-from expt.data.masks import mask_of
 from expt.data.picture_survey import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
@@ -461,7 +460,7 @@ class SegmentationFolder(_Folder):
             rest = left_out(every, taken)
             folders.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = mask_of(self, task) if task else None
+        values = kinds.mask_of(self, task) if task else None
         mode = pictures.MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
@@ -473,7 +472,7 @@ class SegmentationFolder(_Folder):
         with Checksums.below(Path(self.root)) as sums:
             pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
         sizes = self.channels, self.image_size, self.needed
-        found = of_masks(pairs, mask_of(self, how.task), *sizes, how.num_workers)
+        found = of_masks(pairs, kinds.mask_of(self, how.task), *sizes, how.num_workers)
         return self._with_groups(found, how)
 
 
