@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data.checked_samples import Transformed, checked_image
+from expt.data.encoding import Encoder
 from expt.data.kinds import Opening
 from expt.data.loader import Held, Loader, loading
 from expt.data.loading import LoaderOptions
-from expt.data.memory import Encoder, InMemory
+from expt.data.memory import InMemory
 from expt.data.picture_sets import Kept, MaskPictures, Pictures
 from expt.data.pictures import open_picture
 from expt.data.samples import size_of

@@ -165,7 +165,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
 
     def _open_rows(self, columns: Wanted, how: kinds.Opening) -> Source:
         from expt.data.hub_splits import SplitTable
-        from expt.data.memory import of_rows
+        from expt.data.table_source import of_rows
 
         learns = how.trained_on is None
         place = str(Path(self.path).resolve())
