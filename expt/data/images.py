@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data.checked_samples import Transformed, checked_image
+from expt.data.checksums import Checksums
 from expt.data.encoding import Encoder
 from expt.data.kinds import Opening
 from expt.data.loader import Held, Loader, loading
@@ -101,11 +102,15 @@ def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 def pictures_of(
-    pairs: Mapping[str, Any], channels: int | None, size: Size | None, needed: Size | None
+    pairs: Mapping[str, Any],
+    channels: int | None,
+    size: Size | None,
+    needed: Size | None,
+    sums: Checksums | None = None,
 ) -> dict[str, Pictures]:
     """Return the pictures of each part; without `channels` as many as the first one has."""
-    number = channels or _channels(pairs)
-    return {part: Pictures(each, number, size, needed=needed) for part, each in pairs.items()}
+    how: Any = {"channels": channels or _channels(pairs), "size": size, "needed": needed}
+    return {part: Pictures(each, **how, sums=sums) for part, each in pairs.items()}
 
 
 def _channels(pairs: Mapping[str, Any]) -> int:
@@ -194,16 +199,11 @@ def _scales(targets: Tensor, names: Sequence[str]) -> Scales:
     return dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
 
 
-def of_masks(
-    pairs: Mapping[str, Any],
-    values: Mask,
-    channels: int | None,
-    size: Size | None,
-    needed: Size | None,
-    num_workers: int,
-) -> Source:
-    """Return the parts of pictures and masks; without `channels` as many as the first one has."""
-    how: Any = {"channels": channels or _channels(pairs), "size": size, "needed": needed}
-    sets = {part: MaskPictures(each, **how, values=values) for part, each in pairs.items()}
-    found = of_sets(sets, values, num_workers)
-    return replace(found, targets_of=sets["train"].occurring) if "train" in sets else found
+def of_masks(sets: Mapping[str, Pictures], values: Mask, num_workers: int) -> Source:
+    """Return the parts of pictures whose targets are masks of such `values`."""
+    masks = {
+        part: MaskPictures(x.pairs, x.channels, x.size, needed=x.needed, sums=x.sums, values=values)
+        for part, x in sets.items()
+    }
+    found = of_sets(masks, values, num_workers)
+    return replace(found, targets_of=masks["train"].occurring) if "train" in masks else found

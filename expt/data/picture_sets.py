@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,27 +32,6 @@ from expt.errors import DataError
 from expt.features import Mask
 
 
-@dataclass(frozen=True)
-class Unchanged:
-    """A folder's files: pairs of a picture and its label, or mask.
-
-    Raise DataError for a file that has changed: the run's record names its content.
-    """
-
-    pairs: Sequence[tuple[Any, ...]]
-    sums: Checksums
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        pair = self.pairs[index]
-        for file in pair:
-            if isinstance(file, str):
-                self.sums.refuse_changed(file)
-        return pair
-
-
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and their targets by `target`.
@@ -69,6 +48,8 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     one_size: tuple[int, int] | None = None
     needed: tuple[int, int] | None = None
     """the height and width to decode at the least; see open_picture"""
+    sums: Checksums | None = None
+    """refuses files that have changed: the run's record names their content"""
     resize: Callable[[Any, tuple[int, int]], Any] = fit
     """makes a picture of the `size`"""
 
@@ -83,11 +64,18 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {index}: its target is {target!r} ({error})") from error
 
-    def opened(self, index: int) -> tuple[Picture, Any]:
-        """Return a picture, and the source of its target."""
-        name = f"sample {index}"
+    def pair(self, index: int, name: str) -> tuple[Any, Any]:
+        """Return the sources of a picture and its target. Raise DataError if they have changed."""
         with refuse_damaged(name):
             source, target = self.pairs[index]
+        for file in (source, target):
+            if self.sums and isinstance(file, str):
+                self.sums.refuse_changed(file)
+        return source, target
+
+    def opened(self, index: int) -> tuple[Picture, Any]:
+        """Return a picture, and the source of its target."""
+        source, target = self.pair(index, name := f"sample {index}")
         return open_picture(source, MODES[self.channels], name, self.needed), target
 
     def pixels(self, image: Any) -> Tensor:
@@ -98,9 +86,7 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
 
     def look(self, index: int, name: str) -> Picture:
         """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
-        with refuse_damaged(name):
-            source, _ = self.pairs[index]
-        return look(source, MODES[self.channels], name=name)
+        return look(self.pair(index, name)[0], MODES[self.channels], name=name)
 
     def check_size(self, index: int, image: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
@@ -134,8 +120,7 @@ class MaskPictures(Pictures):
 
     def look(self, index: int, name: str) -> Picture:
         """See Pictures; of the mask, too."""
-        with refuse_damaged(name):
-            source, mask = self.pairs[index]
+        source, mask = self.pair(index, name)
         return look_at_pair(source, mask, MODES[self.channels], self.values, name)
 
     def occurring(self, indices: Tensor) -> Tensor:
@@ -145,9 +130,9 @@ class MaskPictures(Pictures):
         for index in indices[places].tolist():
             if wanted <= found:
                 break
-            mask = open_picture(self.pairs[index][1], name=f"sample {index}")
-            numbers, _ = numbers_of_mask(mask, mask, f"sample {index}")
-            found |= {*np.unique(numbers).tolist()}
+            _, source = self.pair(index, name := f"sample {index}")
+            mask = open_picture(source, name=name)
+            found |= {*np.unique(numbers_of_mask(mask, mask, name)[0]).tolist()}
         return torch.tensor(sorted(found))
 
 
@@ -181,7 +166,7 @@ class Kept(Held):
         if self.cached.has(index):
             return torch.from_numpy(self.cached.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
-        _ = self.pictures.pairs[index]  # refused if it has changed while it was read
+        self.pictures.pair(index, f"sample {index}")  # refused if it has changed meanwhile
         self.cached.put(index, image.numpy())
         return image, label
 

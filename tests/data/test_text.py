@@ -17,7 +17,7 @@ from expt.data.folders import warn_once
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
-from expt.data.windows import Windows
+from expt.data.memory import Windows
 from expt.errors import DataError
 from expt.features import NO_TARGET
 from expt.inference.by_feature import inputs_of

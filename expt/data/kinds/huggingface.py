@@ -181,11 +181,11 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
     def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks
+        from expt.data.images import of_masks, pictures_of
 
         pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-        sizes = self.channels, self.image_size, self.needed
-        found = of_masks(pairs, kinds.mask_of(self, how.task), *sizes, how.num_workers)
+        sets = pictures_of(pairs, self.channels, self.image_size, self.needed)
+        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
         return dataclasses.replace(found, **self._facts(table, pairs))
 
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:

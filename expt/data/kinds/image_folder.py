@@ -295,16 +295,16 @@ class ImageFolder(_Folder, kinds.Images):
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
         from expt.data.images import of_numbers, of_sets, pictures_of
-        from expt.data.picture_sets import Kept, Unchanged
+        from expt.data.picture_sets import Kept
 
         listings = self._listings(how.task, how.trained_on)
         kept = dict[str, Kept]()
         with Checksums.below(Path(self.root)) as sums:
             pairs = {
-                part: Unchanged([*zip(each.files, each.labels, strict=True)], sums)
+                part: [*zip(each.files, each.labels, strict=True)]
                 for part, each in listings.items()
             }
-            sets = pictures_of(pairs, self.channels, self.image_size, self.needed)
+            sets = pictures_of(pairs, self.channels, self.image_size, self.needed, sums)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
                 if name and (images := cache.read_entry(name, cache.CachedImages)):
@@ -466,13 +466,12 @@ class SegmentationFolder(_Folder):
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
     def open(self, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks
-        from expt.data.picture_sets import Unchanged
+        from expt.data.images import of_masks, pictures_of
 
-        with Checksums.below(Path(self.root)) as sums:
-            pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
         sizes = self.channels, self.image_size, self.needed
-        found = of_masks(pairs, kinds.mask_of(self, how.task), *sizes, how.num_workers)
+        with Checksums.below(Path(self.root)) as sums:
+            sets = pictures_of(self._samples(), *sizes, sums)
+        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
         return self._with_groups(found, how)
 
 

@@ -110,7 +110,7 @@ class Text(DatasetConfig):
         return of_content(self._sources(), f"text-{digest([str(Path(self.root).resolve())])}")
 
     def open(self, how: Opening) -> Source:
-        from expt.data.windows import of_extents
+        from expt.data.memory import of_extents
 
         tokens = None if self.are_bytes else self._read_once().tokens
         return of_extents(self.extents(), self.known_features(), tokens)
