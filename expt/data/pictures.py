@@ -168,7 +168,7 @@ def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
     if not image.has_transparency_data:
         return image, False
     image = image.convert("RGBA")
-    is_transparent = image.getchannel("A").getextrema()[0] < 255
+    is_transparent = any(image.getchannel("A").histogram()[:255])
     if is_transparent:
         white = Image.new("RGBA", image.size, "white")
         white.info = image.info

@@ -115,7 +115,7 @@ def test_transforms_and_labels(people: Any, chosen: Configured) -> None:
 
 
 def test_grey_pictures_with_masks_have_one_channel(chosen: Configured, tmp_path: Path) -> None:
-    grey = [Image.fromarray(pixels(index, 1) % 3) for index in range(4)]
+    grey = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
     features = hf.Features({"image": hf.Image(), "mask": hf.Image()})
     hf.Dataset.from_dict({"image": grey, "mask": grey}, features=features).save_to_disk(
         tmp_path / "set"
