@@ -22,9 +22,9 @@ class LayerValues:
         self._learner, self._settings = learner, settings
         self._layers = layers(learner.module)
         self._gradient_norms: dict[str, Tensor] = {}
-        """By layer."""
+        """Those of each layer that has some."""
         self._gradients: dict[str, Tensor] = {}
-        """By parameter."""
+        """Those of each parameter that has one."""
 
     def note_gradients(self) -> None:
         """Note the gradients before the optimizer drops them, in each update of the last step.

@@ -35,7 +35,7 @@ _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Trace: TypeAlias = Any
 """A str, bytes, a dict or tuple of traces, or None; it stays equal while the object does."""
 Traces: TypeAlias = dict[str, Trace]
-"""By the names of attributes."""
+"""Those of attributes, by name."""
 
 
 def attributes(one: Any) -> dict[str, Any]:

@@ -146,35 +146,21 @@ def of_numbers(
     takes: type[Feature],
     targets: Tensor,
     names: Sequence[str],
+    scales: Scales | None,
     num_workers: int,
-    *,
     memory: Mapping[str, Kept] | None = None,
-    scales: Scales | None = None,
-    standardises: bool = False,
 ) -> Source:
     """Return parts of pictures with numbers to predict, or labels of 0 and 1, as a task `takes`.
 
-    `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
-    `standardises`, in deviations of the training samples, once these are chosen.
+    `targets` float32 [N, T] are those of train. They are in units of `scales`; without these in
+    deviations of the training samples, once they are chosen.
     """
-    in_units = functools.partial(
-        _in_units, sets, memory or {}, takes, targets, names, num_workers=num_workers
-    )
-    if scales is not None or not standardises:
-        return in_units(scales or {})
-    return replace(in_units({}), fitted=lambda chosen: in_units(_scales(targets[chosen], names)))
+    if scales is None:
 
+        def of(scales: Scales) -> Source:
+            return of_numbers(sets, takes, targets, names, scales, num_workers, memory)
 
-def _in_units(
-    sets: Mapping[str, Pictures],
-    memory: Mapping[str, Kept],
-    takes: type[Feature],
-    targets: Tensor,
-    names: Sequence[str],
-    scales: Scales,
-    num_workers: int,
-) -> Source:
-    """Return the parts with targets in units of `scales`."""
+        return replace(of({}), fitted=lambda chosen: of(_scales(targets[chosen], names)))
     encoder = Encoder(names, {}, scales)
 
     def scaled(target: Any) -> Tensor:
@@ -184,7 +170,7 @@ def _in_units(
     pictures = {part: replace(x, target=lambda one: scaled(one)[0]) for part, x in sets.items()}
     held = {
         part: replace(each, pictures=pictures[part], labels=scaled(each.labels))
-        for part, each in memory.items()
+        for part, each in (memory or {}).items()
     }
     feature = takes.of_columns(names, scales)
     found = of_sets(pictures, feature, num_workers, held, torch.zeros_like(values[0]))

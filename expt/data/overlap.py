@@ -172,38 +172,38 @@ def warn_of_shared(
     if len(val):
         parts["val"] = "train", val.numpy()
 
+    at = dataset.label
     if source.digests and (shared := _shared(parts, source.digests)):
         drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
         fix = "remove copies"
         if any(map(drawn.get, shared)):
             fix += ", or keep them together by dataset.group"
-        _warn(dataset, task, parts, shared, "are trained on, too", fix)
+        where = _first(dataset, task, parts, shared)
+        warn(f"{at}: {_counted(parts, shared)} are trained on, too, such as {where}; {fix}")
     groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
     if shared := _shared(parts, groups.get):
-        fix = "move each group to one part"
-        _warn(dataset, task, parts, shared, "have their dataset.group in train, too", fix)
+        fault = f"{_counted(parts, shared)} have their dataset.group in train, too"
+        where = _first(dataset, task, parts, shared)
+        warn(f"{at}: {fault}, such as {where}; move each group to one part")
 
 
-def _warn(
-    dataset: DatasetConfig,
-    task: Any,
-    parts: _Parts,
-    shared: Mapping[str, _Shared],
-    fault: str,
-    fix: str,
-) -> None:
-    """Warn of the `fault` of samples that are shared, with where the first of them come from."""
-    numbers = []
-    for part, found in shared.items():
+def _counted(parts: _Parts, shared: Mapping[str, _Shared]) -> str:
+    """Return how many samples of each part are shared."""
+    found = []
+    for part, each in shared.items():
         size = len(parts[part][1])
-        numbers.append(f"{found.number} of {size} samples of {part} ({found.number / size:.1%})")
-    part, found = next(iter(shared.items()))
-    origins = []
-    for name, place in ((part, found.place), ("train", found.in_train)):
+        found.append(f"{each.number} of {size} samples of {part} ({each.number / size:.1%})")
+    return " and ".join(found)
+
+
+def _first(dataset: DatasetConfig, task: Any, parts: _Parts, shared: Mapping[str, _Shared]) -> str:
+    """Return where the first shared sample comes from, and the one in train."""
+    part, each = next(iter(shared.items()))
+    found = []
+    for name, place in ((part, each.place), ("train", each.in_train)):
         origin = dataset.origin(task, name)(int(parts[name][1][place]))
-        origins.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
-    such = f"{' and '.join(numbers)} {fault}, such as {' and '.join(origins)}"
-    warn(f"{dataset.label}: {such}; {fix}")
+        found.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
+    return " and ".join(found)
 
 
 def _shared(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, _Shared]:

@@ -192,7 +192,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         """Return pictures with classes, labels or numbers."""
         from expt.data.images import of_numbers, of_sets, pictures_of
 
-        takes, trained_on = how.task.takes, how.trained_on
+        takes = how.task.takes
         if takes is Anything and isinstance(self.target, str):  # a custom task
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
@@ -207,15 +207,9 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
             found = of_sets(pictures, classes, how.num_workers)
             return dataclasses.replace(found, classes=targets.get("train"), **facts)
-        found = of_numbers(
-            pictures,
-            takes,
-            targets.get("train", next(iter(targets.values()))).float(),
-            rows.target_names,
-            how.num_workers,
-            scales=None if trained_on is None else trained_on.targets.scales,
-            standardises=self.standardise_targets,
-        )
+        numbers = targets.get("train", next(iter(targets.values()))).float()
+        scales = how.target_scales(standardises=self.standardise_targets)
+        found = of_numbers(pictures, takes, numbers, rows.target_names, scales, how.num_workers)
         return dataclasses.replace(found, **facts)
 
     def _facts(self, table: SplitTable, pictures: Mapping[str, _PictureRows]) -> dict[str, Any]:

@@ -317,16 +317,8 @@ class ImageFolder(_Folder, kinds.Images):
             found = dataclasses.replace(of_sets(sets, named, workers, kept), classes=labels)
             return self._with_groups(found, how)
         numbers = torch.tensor(first.labels[:1]) if labels is None else labels
-        found = of_numbers(
-            sets,
-            how.task.takes,
-            numbers,
-            first.columns,
-            workers,
-            memory=kept,
-            scales=None if how.trained_on is None else how.trained_on.targets.scales,
-            standardises=self.standardise_targets,
-        )
+        takes, scales = how.task.takes, how.target_scales(standardises=self.standardise_targets)
+        found = of_numbers(sets, takes, numbers, first.columns, scales, workers, kept)
         return self._with_groups(found, how)
 
 
