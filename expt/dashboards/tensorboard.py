@@ -23,7 +23,7 @@ FIRST_S = 0.1
 
 
 class Dashboard:
-    """One worker's part of it, which changes no number; only rank 0, with the event file, draws."""
+    """A run's curves and pictures on one worker; only rank 0, which has the event file, draws."""
 
     def __init__(
         self,

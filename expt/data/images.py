@@ -73,10 +73,10 @@ def image_part(
     originals: Dataset[Any] | None = None,
 ) -> Part:
     """Return a part of images; transforms get the `originals`, which may be of any size."""
-    how: Any = {}
+    own: Any = {}
     if targets.has_one_class:
         check = functools.partial(checked_image, shape=shape, classes=targets)
-        how = {"check": check, "collate": stacked}
+        own = {"check": check, "collate": stacked}
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         chosen = images
@@ -90,7 +90,7 @@ def image_part(
         if targets.each == "pixel":  # logits of many classes are as large as an image
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        return loading(chosen, num_workers, channels=shape[0], **how)(indices, options)
+        return loading(chosen, num_workers, channels=shape[0], **own)(indices, options)
 
     return Part(size_of(images), load)
 
@@ -109,8 +109,9 @@ def pictures_of(
     sums: Checksums | None = None,
 ) -> dict[str, Pictures]:
     """Return the pictures of each part; without `channels` as many as the first one has."""
-    how: Any = {"channels": channels or _channels(pairs), "size": size, "needed": needed}
-    return {part: Pictures(each, **how, sums=sums) for part, each in pairs.items()}
+    number = channels or _channels(pairs)
+    how = functools.partial(Pictures, channels=number, size=size, needed=needed, sums=sums)
+    return {part: how(each) for part, each in pairs.items()}
 
 
 def _channels(pairs: Mapping[str, Any]) -> int:

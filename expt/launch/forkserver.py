@@ -218,8 +218,8 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 pid = os.fork()
             except OSError as error:  # a limit, which is no reason to end all others
                 with line, contextlib.suppress(OSError):
-                    why = f"no process can be started ({error.strerror}); see ulimit -u"
-                    line.send(("raised", RunFailed(why)))
+                    why = f"{error.strerror}; a limit of processes (ulimit -u), or of memory"
+                    line.send(("raised", RunFailed(f"no process can be started: {why}")))
                 continue
             if pid == 0:
                 signals.note_driven()
