@@ -42,8 +42,13 @@ def of_parts(
     features = Features(Image(channels=shape[0], image_size=shape[1:]), targets)
     if target is None:
         target = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
-    example = torch.zeros(shape), torch.zeros_like(target)
-    return Source(features=features, example=example, **{"train": NOTHING, **parts})
+    return Source(
+        features=features,
+        example=(torch.zeros(shape), torch.zeros_like(target)),
+        train=parts.get("train", NOTHING),
+        val=parts.get("val"),
+        test=parts.get("test"),
+    )
 
 
 def of_arrays(

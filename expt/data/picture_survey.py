@@ -45,6 +45,7 @@ def look_at_pair(source: Any, mask: Any, mode: str, values: Mask | None, name: s
         functools.partial(look, source, mode, name=name),
         functools.partial(open_picture, mask, name=its),
     )
+    picture: Picture
     picture, opened = collected(lambda read: read(), reads)
     numbers, notes = numbers_of_mask(opened, picture, its)
     if values:

@@ -93,7 +93,9 @@ def _source(
         ),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=read.notes if read else features.notes,
-        **{"train": NOTHING, **there},
+        train=there.get("train", NOTHING),
+        val=there.get("val"),
+        test=there.get("test"),
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ class Run:
         """Load the first weights, or the checkpoint `source`, and begin the record."""
         config, worker = self.config, self.worker
         position, data = self.position, self.data.info.record
-        weights = dict[str, Any]()
+        weights: Mapping[str, Any] = {}
         if source is None:
             weights = first_weights.begin_with(config, self.learner.module, worker, data)
         else:

@@ -140,7 +140,8 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
 
         def look_at_one(name: str) -> Picture:
             part, index = name.split()
-            return parts[part].look(int(index), f"{part}: sample {index}")
+            found: Picture = parts[part].look(int(index), f"{part}: sample {index}")
+            return found
 
         with Checksums(f"pictures-{self.fingerprint()}") as sums:
             found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=size, key=str)
