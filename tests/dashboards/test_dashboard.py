@@ -126,7 +126,7 @@ def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
 
 
 def test_layers_that_are_updated_apart_have_norms(tmp_path: Path) -> None:
-    """As in the phases of a GAN; a layer that is not used has those of its weights."""
+    """The phases of a GAN do that; a layer that is not used has norms of its weights."""
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 2))
     settings = TensorBoard(images=False, norms=True, histograms=False, health=False)
     values, events = LayerValues(learner(module), settings), Writer(tmp_path, {}, {})

@@ -175,7 +175,7 @@ def test_masks_of_different_palettes_are_reported(tmp_path: Path, capsys: Captur
 
 
 def test_pictures_whose_content_is_not_known_are_looked_at_each_for_itself(tmp_path: Path) -> None:
-    """As where the disk has failed once: no note is kept, and each counts as it is."""
+    """The disk may have failed once: no note is kept, and each counts as it is."""
     paths = [save(tmp_path / f"{at}.png", PIXELS, at) for at in (1, 3, 6, 1)]
 
     def unknown(path: str) -> str:
