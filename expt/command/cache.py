@@ -19,9 +19,11 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(list(words))
     cache.remove_left_over()
     console, found = Console(), cache.entries()
-    terminal.put(datasets=[{**entry._asdict(), "path": str(entry.path)} for entry in found])
+    removed = [entry for entry in found if asked.clear and cache.remove(entry.path)]
+    there = [entry for entry in found if entry not in removed]
+    for key, entries in {"datasets": there, "removed": removed}.items():
+        terminal.put(**{key: [{**x._asdict(), "path": str(x.path)} for x in entries]})
     if asked.clear:
-        removed = [entry for entry in found if cache.remove(entry.path)]
         say(console, f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets")
         return 0
     table = plain_table(("dataset", "size", "last used"), left=("dataset", "last used"))

@@ -46,11 +46,13 @@ def _written() -> Path:
 
 def keep(config: RunConfig, folder: Path) -> None:
     """Copy the modules of this kind that a run's classes need into `folder`, for later commands."""
-    for name, file in own_modules([*filter(is_of_main, targets(config))]).items():
-        if is_of_main(name) and file.parent != folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, folder / file.name)
-            sign(folder)
+    modules = own_modules([*filter(is_of_main, targets(config))])
+    new = [x for name, x in modules.items() if is_of_main(name) and x.parent != folder]
+    for file in new:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / file.name)
+    if new:
+        sign(folder)
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:
@@ -59,17 +61,21 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
     Raises ConfigError for files that this user has not written there, unless they are trusted.
     """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
-        if not (trust or os.environ.get(TRUST) == "1" or is_signed(folder)):
-            raise ConfigError(
-                f"{folder}: holds code that you have not written on this machine, and to load the"
-                f" run is to run it; read it, then give trust_code=True, or {TRUST}=1 to a command"
-            )
+        if not (trust or os.environ.get(TRUST) == "1"):
+            _remove_caches(folder)
+            if not is_signed(folder):
+                raise ConfigError(
+                    f"{folder}: holds code that you have not written on this machine, and to load"
+                    " the run is to run it; read it, then give trust_code=True, or"
+                    f" {TRUST}=1 to a command"
+                )
         sys.path.append(path)
         importlib.invalidate_caches()
 
 
 def sign(folder: Path) -> None:
     """Sign the files in `folder` by a key that only this user has, unless there can be none."""
+    _remove_caches(folder)
     if key := _key():
         (folder / _SIGNATURE).write_text(_signature(folder, key))
 
@@ -77,7 +83,7 @@ def sign(folder: Path) -> None:
 def is_signed(folder: Path) -> bool:
     """Return whether this user has signed these files; who can have no key must own them."""
     if (key := _key()) is None:
-        return all(os.stat(at).st_uid == os.geteuid() for at in (folder, *_signed_files(folder)))
+        return all(os.lstat(at).st_uid == os.geteuid() for at in (folder, *folder.rglob("*")))
     signature = _signature(folder, key).encode()
     try:
         return hmac.compare_digest((folder / _SIGNATURE).read_bytes(), signature)
@@ -85,17 +91,19 @@ def is_signed(folder: Path) -> bool:
         return False
 
 
-def _signed_files(folder: Path) -> list[Path]:
-    """Return all files but Python's caches."""
-    found = (at for at in folder.rglob("*") if at.is_file() and at.name != _SIGNATURE)
-    return sorted(at for at in found if "__pycache__" not in at.parts)
+def _remove_caches(folder: Path) -> None:
+    """Remove Python's caches, which it runs in place of their source; nobody signs them."""
+    for cache in folder.rglob("__pycache__"):
+        shutil.rmtree(cache, ignore_errors=True)
 
 
 def _signature(folder: Path, key: bytes) -> str:
+    """Return the signature of all files and links; those to folders `keep` never makes."""
     total = hmac.new(key, digestmod="sha256")
-    for file in _signed_files(folder):
-        content = hashlib.sha256(file.read_bytes()).hexdigest()
-        total.update(f"{file.relative_to(folder)}\0{content}\0".encode())
+    for at in sorted(at for at in folder.rglob("*") if at.is_file() or at.is_symlink()):
+        if at.name != _SIGNATURE:
+            content = hashlib.sha256(at.read_bytes()).hexdigest() if at.is_file() else "link"
+            total.update(f"{at.relative_to(folder)}\0{content}\0".encode())
     return total.hexdigest()
 
 

@@ -140,7 +140,7 @@ def build(
     train_idx, val_idx = split_samples(dataset, source)
     if given.shard.rank == 0 and source.train.size:
         overlap.warn_of_shared(dataset, task, source, train_idx, val_idx)
-    source = source.fitted(train_idx) if source.fitted else source
+    source = source.fit(train_idx)
     if source.train.size is None:
         refuse_uncounted(dataset, given.epoch_steps, overfit_batches)
     elif given.drop_last:

@@ -1,4 +1,8 @@
-"""Find attributes that custom code changes and that no saved state holds."""
+"""Find attributes that custom code changes and that no saved state holds.
+
+An object is seen by its trace: a text or bytes for a value, a dict or a tuple of traces for a
+container, and None where it is not looked at, so that no change is seen there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import itertools
 import sys
 import types
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,8 +32,10 @@ _OBJECTS = 512
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes new ones
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
-Traces = Mapping[str, Any]
-"""A digest of each attribute, in containers, that stays equal while the attribute does."""
+Trace: TypeAlias = Any
+"""A str, bytes, a dict or tuple of traces, or None; it stays equal while the object does."""
+Traces: TypeAlias = dict[str, Trace]
+"""Those of attributes, by name."""
 
 
 def attributes(one: Any) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def _traces(one: object, seen: dict[int, object]) -> Traces:
 
     Objects that are in there before are left out, such as those of a checkpoint.
     """
-    found: dict[str, Any] = {}
+    found: Traces = {}
     for name, value in attributes(one).items():
         with contextlib.suppress(Exception):  # of an odd class, such as one without a repr
             found[name] = _trace(value, seen, _OBJECTS + len(seen))
@@ -93,13 +99,8 @@ class Watched:
         shared = _traces(twin, dict(known))  # such as objects in a function's closure
         getattr(twin, load)(getattr(self._one, save)())
         loaded = _traces(twin, dict(known))
-        lost = list[str]()
-        for name in names:
-            is_as_now = loaded.get(name) == now[name]
-            was_loaded = loaded.get(name) != shared.get(name)
-            if not (is_as_now and was_loaded):
-                lost.append(name)
-        return lost
+        # It is loaded if it is as now, and was not before.
+        return [n for n in names if not (loaded.get(n) == now[n] != shared.get(n))]
 
 
 def own_modules_and_classes() -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _copy(value: Any, memo: dict[int, object]) -> Any:
         return value
 
 
-def _differ(before: Any, after: Any) -> bool:
+def _differ(before: Trace, after: Trace) -> bool:
     if isinstance(before, dict) and isinstance(after, dict):  # a cache gets more keys
         return any(_differ(before[key], after[key]) for key in before.keys() & after.keys())
     if isinstance(before, tuple) and isinstance(after, tuple):
@@ -129,12 +130,12 @@ def _differ(before: Any, after: Any) -> bool:
     return before is not None and before != after
 
 
-def trace(value: Any) -> Any:
+def trace(value: Any) -> Trace:
     """Return the trace of an object that has not been looked at."""
     return _trace(value, {}, _OBJECTS)
 
 
-def _trace(value: Any, seen: dict[int, object], most: int) -> Any:
+def _trace(value: Any, seen: dict[int, object], most: int) -> Trace:
     if isinstance(value, str | bytes) and len(value) > _COMPARED:
         return hashlib.blake2b(value.encode() if isinstance(value, str) else value).digest()
     if isinstance(value, str | bytes | int | float | complex | bool | np.generic):
@@ -165,7 +166,7 @@ def _parameters(module: nn.Module) -> Traces:
     return {name: digest(each) for name, each in module.named_parameters(recurse=False)}
 
 
-def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
+def _of_object(value: Any, seen: dict[int, object], most: int) -> Trace:
     """Look into any object, such as a generator, as pickle and deepcopy would.
 
     A custom function is seen by its closure, its defaults and its attributes.
@@ -189,15 +190,15 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
     return None if isinstance(found, str) else tuple(_trace(part, seen, most) for part in parts)
 
 
-def digest(value: Tensor | np.ndarray[Any, Any]) -> Any:
-    """Return a digest of the numbers; of many, some are compared."""
+def digest(value: Tensor | np.ndarray[Any, Any]) -> bytes | None:
+    """Return a digest of type, shape and numbers; of many, some are compared, and their sum."""
     try:
         flat, total = value.reshape(-1), ""
         some: Any = flat[:: max(1, len(flat) // _COMPARED)]
         if isinstance(flat, Tensor):
             total = str(flat.detach().sum().item()) if _COMPARED < len(flat) <= _ADDED_UP else ""
             some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
-        found = hashlib.blake2b(some.tobytes(), digest_size=16).digest()
-        return [str(value.dtype), [*value.shape], total, found]
+        about = f"{value.dtype} {[*value.shape]} {total}".encode()
+        return hashlib.blake2b(about + some.tobytes(), digest_size=16).digest()
     except Exception:  # sparse, meta, ...
         return None

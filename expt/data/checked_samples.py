@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 from expt.config import secrets, user_class
 from expt.config.own_code import place_of
 from expt.data import changes
-from expt.data.image_files import in_mode
+from expt.data.pictures import in_mode
 from expt.data.seeding import preserved_generators, seed_all
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described, listed
 from expt.features.feature import labelled

@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from expt.data.cache import cache_dir, digest
 from expt.data.columns import texts_of
-from expt.data.image_files import PARTS, chosen_parts, left_out, of_suffix, picture_suffixes
+from expt.data.folders import PARTS, chosen_parts, left_out, of_suffix
 from expt.data.kinds.table import names_of
+from expt.data.pictures import picture_suffixes
 from expt.data.rows import Read, Wanted, read_rows, refuse_twice
 from expt.data.table_files import MISSING, Table, open_table
 from expt.errors import ConfigError, DataError, OutOfMemory, first_line, listed

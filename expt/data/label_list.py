@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from expt.data.checksums import state_of
 from expt.data.columns import check_learnable, texts_of
-from expt.data.image_files import files_below, parts_there, picture_suffixes
+from expt.data.folders import files_below, parts_there
 from expt.data.picture_names import Pictures
+from expt.data.pictures import picture_suffixes
 from expt.data.rows import Rows, Wanted, read_rows, rows_of
 from expt.data.table_files import SUFFIXES, Table, open_table
 from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed

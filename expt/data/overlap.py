@@ -109,7 +109,14 @@ def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
 
 
 def _chance(columns: Sequence[Chosen]) -> float:
-    """Return how often two different rows have equal cells in all columns, by some of the rows."""
+    """Return how often two different rows have equal cells in all columns, by some of the rows.
+
+    If columns were independent, it would be the product over columns of how often two cells are
+    equal: at least the share of one step in the range of a column that lies in steps (a number that
+    is rounded), at least one pair of those seen. Columns that follow from another one add nothing:
+    where the finest column lies in few steps, those that never differ where it is equal are left
+    out. Without a fine column nothing is known, and the chance is 1.
+    """
     number = columns[0].shape[0]
     places = np.arange(0, number, max(1, number // _SOME))
     cells = np.concatenate([each[places] for each in columns], axis=1)
@@ -165,28 +172,38 @@ def warn_of_shared(
     if len(val):
         parts["val"] = "train", val.numpy()
 
-    def report(shared: Mapping[str, _Shared], fault: str, fix: str) -> None:
-        numbers, origins = list[str](), list[str]()
-        for part, found in shared.items():
-            size = len(parts[part][1])
-            share = f"({found.number / size:.1%})"
-            numbers.append(f"{found.number} of {size} samples of {part} {share}")
-        part, found = next(iter(shared.items()))
-        for name, place in ((part, found.place), ("train", found.in_train)):
-            origin = dataset.origin(task, name)(int(parts[name][1][place]))
-            origins.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
-        such = f"{' and '.join(numbers)} {fault}, such as {' and '.join(origins)}"
-        warn(f"{dataset.label}: {such}; {fix}")
-
+    at = dataset.label
     if source.digests and (shared := _shared(parts, source.digests)):
         drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
         fix = "remove copies"
         if any(map(drawn.get, shared)):
             fix += ", or keep them together by dataset.group"
-        report(shared, "are trained on, too", fix)
+        where = _first(dataset, task, parts, shared)
+        warn(f"{at}: {_counted(parts, shared)} are trained on, too, such as {where}; {fix}")
     groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
     if shared := _shared(parts, groups.get):
-        report(shared, "have their dataset.group in train, too", "move each group to one part")
+        fault = f"{_counted(parts, shared)} have their dataset.group in train, too"
+        where = _first(dataset, task, parts, shared)
+        warn(f"{at}: {fault}, such as {where}; move each group to one part")
+
+
+def _counted(parts: _Parts, shared: Mapping[str, _Shared]) -> str:
+    """Return how many samples of each part are shared."""
+    found = []
+    for part, each in shared.items():
+        size = len(parts[part][1])
+        found.append(f"{each.number} of {size} samples of {part} ({each.number / size:.1%})")
+    return " and ".join(found)
+
+
+def _first(dataset: DatasetConfig, task: Any, parts: _Parts, shared: Mapping[str, _Shared]) -> str:
+    """Return where the first shared sample comes from, and the one in train."""
+    part, each = next(iter(shared.items()))
+    found = []
+    for name, place in ((part, each.place), ("train", each.in_train)):
+        origin = dataset.origin(task, name)(int(parts[name][1][place]))
+        found.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({name})")
+    return " and ".join(found)
 
 
 def _shared(parts: _Parts, digests: Callable[[str], Digests | None]) -> dict[str, _Shared]:

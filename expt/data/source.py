@@ -61,7 +61,7 @@ class Source:
     is_stream: bool = False
     """whether they come only one after the other, so that none can be held out"""
     fitted: Callable[[Tensor], Source] | None = None
-    """the same, fitted to the training samples at these indices, such as by their means"""
+    """the same, fitted to the training samples at these indices, such as by their means; see fit"""
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
@@ -79,6 +79,14 @@ class Source:
         if found is None or not len(found) or found.is_floating_point():
             return None
         return found if 0 <= int(found.min()) <= int(found.max()) < number else None
+
+    def fit(self, chosen: Tensor) -> Source:
+        """Return the source fitted to the training samples at these indices, if it can be."""
+        if self.fitted is None:
+            return self
+        found = self.fitted(chosen)
+        notes = [*dict.fromkeys((*self.notes, *found.notes))]
+        return dataclasses.replace(found, groups=self.groups, digests=self.digests, notes=notes)
 
     def known_targets(self, chosen: Tensor) -> Tensor | None:
         """Return those of the training samples at these indices, or of some, where that can be."""

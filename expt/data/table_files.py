@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from expt.data import other_lines
 from expt.data.checksums import of_content, of_files
-from expt.data.image_files import files_below
+from expt.data.folders import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line, listed
 from expt.late import csv, np, pa, parquet

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from expt.data import image_files
+from expt.data import folders, pictures
 from expt.data.columns import (
     base,
     filled_gaps,
@@ -129,7 +129,7 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [*map(self._open, image_files.of_suffix(self.files, self.suffixes))]
+        self._opened = [*map(self._open, folders.of_suffix(self.files, self.suffixes))]
 
     def take(self, texts: Sequence[str]) -> None:
         """Take texts by themselves. Raise ConfigError where the model does not."""
@@ -144,10 +144,10 @@ class Inputs:
             # A part of a segmentation_folder has its masks next to its images.
             has_masks = (path / "images").is_dir() and (path / "masks").is_dir()
             folder = path / "images" if has_masks and self.pictures else path
-            every = image_files.files_below(folder)
-            if not (found := image_files.of_suffix(every, suffixes)):
+            every = folders.files_below(folder)
+            if not (found := folders.of_suffix(every, suffixes)):
                 raise ConfigError(f"{path}: no {self.noun} lies in it or below; expected {wanted}")
-            image_files.report_left_out(folder, image_files.left_out(every, found), self.noun)
+            folders.report_left_out(folder, folders.left_out(every, found), self.noun)
             return found
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
@@ -211,25 +211,25 @@ class Pictures(Inputs):
         These are a tensor [C, H, W], and a height and width. Raise DataError for a damaged one.
         """
         from expt.data.checked_samples import Transformed
-        from expt.data.images import Pictures as Opened
+        from expt.data.picture_sets import Pictures as Opened
 
         channels, image_size = self.feature.channels, self.feature.image_size
-        if channels not in image_files.MODES:
+        if channels not in pictures.MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
         needed = None if self._transforms else self.dataset.needed
-        resize = image_files.stretch if self.targets.each == "pixel" else image_files.fit
+        resize = pictures.stretch if self.targets.each == "pixel" else pictures.fit
         opened = Opened([(given, 0)], channels, image_size, needed=needed, resize=resize)
         picture, _ = opened.opened(0)
-        width, height = image_files.size_of(picture)
+        width, height = picture.size
         if not self._transforms:
-            return opened.pixels(picture), (height, width)
+            return opened.pixels(picture.image), (height, width)
         shape = channels, *image_size
-        made = Transformed([(picture, 0)], self._transforms, shape, "dataset.eval_transforms")
+        made = Transformed([(picture.image, 0)], self._transforms, shape, "dataset.eval_transforms")
         return made[0][0], (height, width)
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        return image_files.picture_suffixes()
+        return pictures.picture_suffixes()
 
     @property
     def size(self) -> int | None:
@@ -308,7 +308,7 @@ class Rows(Inputs):
 
     @functools.cached_property
     def _encode(self) -> Any:
-        from expt.data.memory import Encoder
+        from expt.data.encoding import Encoder
 
         feature = self.feature
         return Encoder(feature.names, feature.encoded, feature.scales, means=feature.means)

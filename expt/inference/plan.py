@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.data.image_files import parts_there
+from expt.data.folders import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature
 from expt.inference.by_feature import inputs_of

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from expt import signals
+from expt.errors import RunFailed
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
@@ -213,7 +214,13 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
             if not message:
                 os._exit(0)
             line = Connection(descriptors[0])
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:  # a limit, which is no reason to end all others
+                with line, contextlib.suppress(OSError):
+                    why = f"{error.strerror}; a limit of processes (ulimit -u), or of memory"
+                    line.send(("raised", RunFailed(f"no process can be started: {why}")))
+                continue
             if pid == 0:
                 signals.note_driven()
                 signals.die_with_parent(server)

@@ -76,7 +76,8 @@ def for_sweep() -> None:
     import torch.utils.tensorboard  # noqa: F401
     from PIL import Image
 
-    import expt.data.images  # noqa: F401
+    import expt.data.images
+    import expt.data.table_source  # noqa: F401
     from expt.config import length
     from expt.runs import provenance, result
 

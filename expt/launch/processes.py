@@ -71,11 +71,15 @@ class Process:
         """Wait for the result of its function; raise the error of that, or RunFailed."""
         while self.exitcode is None:
             wait([self._line])
-        if "raised" in self._heard:
-            raise self._heard["raised"]
+        self.refuse_failed()
         if "done" not in self._heard:
             raise RunFailed(f"a process ended with code {self.exitcode}")
         return self._heard["done"]
+
+    def refuse_failed(self) -> None:
+        """Raise the error that it has sent, if any."""
+        if "raised" in self._heard:
+            raise self._heard["raised"]
 
     def send_signal(self, number: int) -> None:
         """Send it this signal, unless it has ended."""
@@ -116,7 +120,8 @@ def _take_leaving() -> list[Process]:
 def start(work: Work) -> Process:
     """Start a process that does this work, and return at once.
 
-    Raises RunFailed if the process that it would be forked from is killed again and again.
+    Raises RunFailed if the system has no room for it, or if the process that it would be forked
+    from is killed again and again.
     """
     here = Surroundings(
         {**os.environ, **work.env}, sys.path, sys.argv, os.getcwd(), machine.umask()
@@ -137,6 +142,7 @@ def start(work: Work) -> Process:
                 return process
         except OSError:  # it was killed in between
             process.close()
+            process.refuse_failed()
     raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
 
 

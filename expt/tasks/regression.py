@@ -39,16 +39,16 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task."""
-        targets = facts.targets
-        deviations = [deviation for _, deviation in targets.scales.values()]
-        if getattr(targets, "transform", ""):
+        targets = facts.targets if isinstance(facts.targets, Numbers) else Numbers()
+        if targets.transform:
             ones = [1.0] * len(targets.names)
-            return Regression(self.loss, 0.0, ones, in_units=targets.in_units)
-        return Regression(self.loss, getattr(targets, "origin", 0.0), deviations)
+            return Regression(self.loss, deviations=ones, in_units=targets.in_units)
+        deviations = [deviation for _, deviation in targets.scales.values()]
+        return Regression(self.loss, targets.origin, deviations)
 
 
 class Regression(Task):
-    """Outputs and targets [B, ...] of one shape, each value counted once; [B, 1] fits [B] too.
+    """Outputs and targets [B, ...] of one shape, each value counted once; see `aligned`.
 
     R^2 is 1 - (squared error) / (variance of the target), over the whole split; of targets [B, T]
     the mean over the T, as scikit-learn has it. The metrics of standardised targets are in the
@@ -80,17 +80,16 @@ class Regression(Task):
         }
         self._loss = losses[loss]
         origins = [origin] if isinstance(origin, int | float) else [*origin]
-        self._origin = origins * len(deviations) if len(deviations) > len(origins) else origins
-        self._units = [*deviations] or [1.0] * len(self._origin)
+        origins *= max(1, len(deviations) // len(origins))
+        self._moments = origins, [*deviations] or [1.0] * len(origins)
         self._constants: Tensor | None = None
         self._in_units = in_units
 
     @property
     def sums(self) -> Mapping[str, int]:
         """See Task."""
-        number = len(self._origin)
         moments = ("squared_error", "target", "squared_target")
-        return {"mae": 1, **dict.fromkeys(moments, number)}
+        return {"mae": 1, **dict.fromkeys(moments, len(self._moments[0]))}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return the mean over a sample's values, summed over the samples."""
@@ -103,26 +102,24 @@ class Regression(Task):
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
         if self._in_units is not None:
             predicted, targets = self._in_units(predicted), self._in_units(targets)
-        error, count, number = predicted - targets, targets.numel(), len(self._origin)
-        if number == 1:
-            error, targets = error * self._units[0], (targets - self._origin[0]) * self._units[0]
-        else:
-            error, targets = self._rows(error, targets, number)
+        error, targets = self._rows(predicted - targets, targets)
         moments = {"squared_error": error.square(), "target": targets}
         moments["squared_target"] = targets.square()
-        found = {"mae": (error.abs().sum(), count)}
-        if number == 1:
-            return found | {name: (values.sum(), count) for name, values in moments.items()}
-        return found | {name: (values.sum(0), len(targets)) for name, values in moments.items()}
+        sums = {name: (values.sum(0), len(targets)) for name, values in moments.items()}
+        return {"mae": (error.abs().sum(), targets.numel()), **sums}
 
-    def _rows(self, error: Tensor, targets: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Return both float64 [B, T] in units, the targets from their origins."""
-        if targets[:1].numel() != number:
+    def _rows(self, error: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both float64 [B, T] in units, the targets from their origins.
+
+        Where there are not several targets, all values are in one column.
+        """
+        number = len(self._moments[0])
+        if number > 1 and targets[:1].numel() != number:
             raise DataError(
                 f"a batch's targets are {list(targets.shape)}, and the first sample's are {number}"
             )
         if self._constants is None:  # once: it waits for a GPU
-            self._constants = targets.new_tensor([self._origin, self._units])
+            self._constants = targets.new_tensor(self._moments)
         origins, units = self._constants
         return error.reshape(-1, number) * units, (targets.reshape(-1, number) - origins) * units
 
@@ -153,17 +150,22 @@ def _r2(error: float, mean: float, square: float) -> float:
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in float32, or in float64 as the outputs, and of the targets' shape.
 
-    Raises DataError where that is another: it would be broadcast.
+    Dimensions of 1 may lack, and a sample's values lie in a row in one of them. Raises DataError
+    for other shapes, which would be broadcast, or compare values of different places.
     """
     shape, wanted = getattr(outputs, "shape", None), getattr(targets, "shape", None)
-    is_alike = shape and wanted and (shape[0], shape.numel()) == (wanted[0], wanted.numel())
-    if is_alike and shape != wanted:
-        outputs, shape = outputs.view(targets.shape), wanted  # [B, 1] and [B]
-    if wanted is None or shape != wanted:
+    if not (shape and wanted and _are_alike(shape, wanted)):
         raise DataError(
             f"the model gives {described(outputs)}, and a batch's targets are {described(targets)};"
             " let both be [samples, ...], and the model's last layer have as many outputs"
             " (num_classes, which it is given)"
         )
-    outputs = at_least_single(outputs)
+    outputs = at_least_single(outputs.reshape(wanted))
     return outputs, targets.to(outputs.dtype)
+
+
+def _are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    if (one[0], math.prod(one)) != (other[0], math.prod(other)):
+        return False
+    rows = [[size for size in shape[1:] if size != 1] for shape in (one, other)]
+    return rows[0] == rows[1] or min(map(len, rows)) <= 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from expt.errors import ConfigError, described
 from expt.features import Anything, Feature, at_least_single
 
 if TYPE_CHECKING:
@@ -111,14 +112,25 @@ class Task(ABC):
         """Return outputs whose prediction is the mean of those of several models, for one batch.
 
         The mean of each tensor, unless overridden: by the tasks whose outputs are logits it is that
-        of the probabilities.
+        of the probabilities. Tensors of integers or of true and false must be equal in all.
         """
         import torch
 
         from expt.data.loading import leaves, mapped
 
-        stacked = map(torch.stack, zip(*map(leaves, several), strict=True))
-        return mapped(lambda _: next(stacked).mean(0), several[0])
+        def mean(first: Tensor) -> Tensor:
+            stacked = torch.stack(next(each))
+            if first.is_floating_point() or first.is_complex():
+                return stacked.mean(0)
+            if (stacked != first).any():
+                raise ConfigError(
+                    f"task {type(self).__name__}: its outputs have {described(first)}, which has no"
+                    " mean where models differ; give the task a method mean_outputs"
+                )
+            return first
+
+        each = zip(*map(leaves, several), strict=True)
+        return mapped(mean, several[0])
 
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:
         """Return predictions and targets for a torchmetrics.Metric of `task.metrics`."""

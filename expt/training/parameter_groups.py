@@ -80,15 +80,18 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
 
 def scale_rates(optimizer: Optimizer) -> None:
     """Scale the groups' learning rates; raise ConfigError for an optimizer without such."""
+    name = type(optimizer).__name__
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"optimizer: {name} has no lr, which schedules change and each step records; let its"
+            " groups have one, which it may ignore"
+        )
     keys = {key for group in optimizer.param_groups for key in group}
-    for key, wanted in (("lr", LR_SCALE), ("weight_decay", "weight_decay")):
-        if wanted in keys and key not in optimizer.defaults:
-            name = type(optimizer).__name__
-            raise ConfigError(
-                f"optimizer: {name} has no {key}, which optimizer.groups, layer_decay or"
-                " decay_biases_and_norms=false would change; leave them out, or use another"
-                " optimizer"
-            )
+    if "weight_decay" in keys and "weight_decay" not in optimizer.defaults:
+        raise ConfigError(
+            f"optimizer: {name} has no weight_decay, which optimizer.groups, layer_decay or"
+            " decay_biases_and_norms=false would change; leave them out, or use another optimizer"
+        )
     for group in optimizer.param_groups:
         if group.get(LR_SCALE, 1.0) != 1.0:
             group["lr"] = group["lr"] * group[LR_SCALE]

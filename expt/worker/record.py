@@ -1,9 +1,8 @@
-"""The record of a run: metrics.jsonl, result.json, its best, and early stopping."""
+"""The record of a run: metrics.jsonl and result.json."""
 
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,17 +14,16 @@ from torch import Tensor
 from expt import progress
 from expt.config import own_code
 from expt.config.identity import VERSION
-from expt.config.kinds import Better
-from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
-from expt.errors import counted, decimals, warn
+from expt.errors import warn
 from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Best, cost_until_now, read_result, update_result
+from expt.runs.result import COMPLETED, cost_until_now, read_result, update_result
 from expt.tasks.sums import Averages
 from expt.training.learner import Position
+from expt.worker.history import History
 
 
 def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
@@ -61,7 +59,7 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.for_checkpoint(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._classes, self._path, self._has_looked = classes, path, False
+        self._classes, self._path = classes, path
         self._files = set[Path]()
         """The modules that no import statement names, whose state in git is recorded."""
         self._logged = position.step, time.monotonic()
@@ -69,28 +67,24 @@ class Record:
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """Log each tag's value after the last step; forget other tags of prefix `all_of`."""
         self._wait()
-        if all_of:
-            for tag in [tag for tag in self._history.last if tag.startswith(all_of)]:
-                del self._history.last[tag]
-        self._history.last.update(values)
+        self._history.log(values, all_of=all_of)
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)
         self._observer.values(values)
         self._logged = self._position.step, time.monotonic()
 
     def end_step(self, samples: int) -> None:
-        """Log rank 0's speed, for displays, in steps with that many samples far from log points.
-
-        After the first step note the source that was imported, before it is edited.
-        """
-        if self._classes and not self._has_looked:
-            self._has_looked = True
-            self.result(**self._imported())
+        """Log rank 0's speed, for displays, in steps with that many samples far from log points."""
         step, since = self._logged
         took_s = time.monotonic() - since
         if self._metrics and took_s > progress.EVERY_S / 5:
             speed = (self._position.step - step) * samples / took_s
             self.log({tags.RUNNING_SAMPLES_PER_S: speed})
+
+    def note_sources(self) -> None:
+        """Note the source that was imported, before it is edited."""
+        if self._classes:
+            self.result(**self._imported())
 
     def best(self) -> None:
         """Log the best value of the objective; warn once where it is not finite."""
@@ -160,202 +154,3 @@ class Record:
         repositories = {**git.get("repositories", {}), **record.get("repositories", {})}
         others = {"repositories": repositories} if repositories else {}
         return {**versions, "imported": found, **others}
-
-
-class History:
-    """The numbers of a run, over all its attempts."""
-
-    def __init__(
-        self,
-        objective: str,
-        better: Better,
-        *,
-        keep_best: int = 1,
-        judges: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Begin; where nothing `judges` the weights, the last are the best."""
-        self._objective, self._better, self._clock = objective, better, clock
-        self._keep_best, self._judges = keep_best, judges
-        self.evaluations = 0
-        """The evaluations begun, but for the test."""
-        self.last: dict[str, float] = {}
-        """The last value of each tag."""
-        self.bests: list[Best] = []
-        """The best evaluations, whose checkpoints are kept, the best first."""
-        self.epoch_s: list[float] = []
-        self.eval_s = 0.0
-        """The seconds of all evaluations."""
-        self.evaluated_at, self._evaluated_s = 0, 0.0
-        """The step of the last evaluation, and the seconds of training until then."""
-        self._began: float | None = None  # to train on in this epoch, since when its time counts
-        self._earlier_s = 0.0
-        self.is_within_epoch = False
-        """True while an epoch is trained and its numbers are still to come."""
-        self._warned = False
-
-    @property
-    def best(self) -> Best | None:
-        """The best value of the objective so far."""
-        return self.bests[0] if self.bests else None
-
-    def begin_epoch(self) -> None:
-        """Begin an epoch, or continue it after an earlier attempt."""
-        self._began, self.is_within_epoch = self._clock(), True
-
-    def end_epoch(self) -> float:
-        """Return the seconds of the epoch's training, which has ended."""
-        self.epoch_s.append(self._of_epoch_s)
-        self._began, self._earlier_s, self.is_within_epoch = None, 0.0, False
-        return self.epoch_s[-1]
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave seconds of the epoch out, in which nothing was trained."""
-        if self._began is not None:
-            self._earlier_s -= seconds
-
-    @property
-    def _of_epoch_s(self) -> float:
-        if self._began is None:
-            return self._earlier_s
-        return self._earlier_s + (self._clock() - self._began)
-
-    @property
-    def trained_s(self) -> float:
-        """The seconds of training until now."""
-        return sum(self.epoch_s) + self._of_epoch_s
-
-    @property
-    def unevaluated_s(self) -> float:
-        """The seconds of training since the last evaluation."""
-        return self.trained_s - self._evaluated_s
-
-    def note_evaluation(self, epoch: int, step: int) -> bool:
-        """Note an evaluation; return whether it is one of the best until now."""
-        self.evaluated_at, self._evaluated_s = step, self.trained_s
-        value = self.last.get(self._objective)
-        if value is None or not math.isfinite(value):
-            return False
-        found: Best = {"metric": self._objective, "value": value, "epoch": epoch, "step": step}
-        if not self._judges:
-            self.bests = []
-        place = sum(not is_better(value, each["value"], self._better) for each in self.bests)
-        self.bests = [*self.bests[:place], found, *self.bests[place:]][: self._keep_best]
-        return found in self.bests
-
-    def why_no_best(self, epoch: int) -> str | None:
-        """Return the warning, once, that the objective is not finite and no epoch is the best."""
-        value = self.last.get(self._objective)
-        if self._warned or self.bests or value is None:
-            return None
-        self._warned = True
-        where = f"objective {self._objective} is {value:g} after epoch {epoch}"
-        fix = "check the metric, or choose another, such as objective=loss/val"
-        return f"{where}: no epoch can be the best; {fix}"
-
-    @property
-    def reached(self) -> dict[str, Any]:
-        """The fields of result.json; the objective is its best value, or that of the test set."""
-        value = self.best["value"] if self.best else self.last.get(self._objective)
-        objective = {"name": self._objective, "value": value}
-        shown = {"metrics": self.last, "best": self.best, "epoch_s": self.epoch_s}
-        return {**shown, "objective": objective}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the time of an epoch that has not ended."""
-        times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": self._of_epoch_s}
-        evaluated = {"evaluated_at": self.evaluated_at, "evaluated_s": self._evaluated_s}
-        evaluated["evaluations"] = self.evaluations
-        return {"best": self.best, "bests": self.bests, "last": self.last, **times, **evaluated}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
-        """Load a state of `state_dict`; without `has_best` the weights of the best are gone."""
-        self.bests = list(state["bests"]) if has_best else []
-        self.last = dict(state["last"])
-        self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
-        self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
-        self.evaluations = state.get("evaluations", 0)
-        self._earlier_s = state["elapsed_s"]
-        self.is_within_epoch = self._earlier_s > 0
-
-
-def is_better(value: float, than: float | None, better: Better) -> bool:
-    """Return whether `value` is finite and better `than` another."""
-    if not math.isfinite(value):
-        return False
-    return than is None or (value < than if better == "min" else value > than)
-
-
-class EarlyStop:
-    """The end of a run before its last step, by a metric or the time; all workers know it."""
-
-    def __init__(
-        self,
-        settings: Settings | None,
-        better: Mapping[str, Better],
-        max_minutes: float | None = None,
-    ) -> None:
-        self._settings, self._max_minutes, self.is_time_up = settings, max_minutes, False
-        self._threshold = settings.threshold if settings else None
-        patience = settings.patience if settings else None
-        self._patience = math.inf if patience is None else patience
-        self._better = better[settings.metric.partition("/")[0]] if settings else "min"
-        self._best: float | None = None
-        self._best_at, self._last = 0, math.nan
-        self._waited = 0
-        """Evaluations without an improvement."""
-
-    def look(self, values: Mapping[str, float], step: int) -> None:
-        """Take in the values of an evaluation, by their tags."""
-        if self._settings is None or self._settings.metric not in values:
-            return
-        self._last = values[self._settings.metric]
-        self._waited += 1
-        margin = self._settings.min_delta * (1 if self._better == "min" else -1)
-        if is_better(self._last + margin, self._best, self._better):
-            self._best, self._best_at, self._waited = self._last, step, 0
-
-    @property
-    def ended_by(self) -> str | None:
-        """The key by which the run ends; None if it continues."""
-        reached = operator.le if self._better == "min" else operator.ge
-        threshold, last = self._threshold, self._last
-        if threshold is not None and math.isfinite(last) and reached(last, threshold):
-            return "early_stop.threshold"
-        if self._waited >= self._patience:
-            return "early_stop.patience"
-        return "max_minutes" if self.is_time_up else None
-
-    @property
-    def may_be_due(self) -> bool:
-        """True if the run may end by it after one more evaluation."""
-        has_threshold = self._threshold is not None
-        return self.is_time_up or has_threshold or self._waited + 1 >= self._patience
-
-    @property
-    def reason(self) -> str:
-        """Why the run ends, in words."""
-        key = self.ended_by
-        if self._settings is None or key == "max_minutes":
-            return f"max_minutes={self._max_minutes:g} of training are over"
-        metric, delta = self._settings.metric, self._settings.min_delta
-        if key == "early_stop.threshold":
-            last = decimals(self._last)
-            return f"{metric} is {last}, early_stop.threshold is {self._threshold:g}"
-        by = f" by more than {delta:g}" if delta else ""
-        text = f"{metric} has not improved{by} in {counted(self._waited, 'evaluation')}"
-        if self._best is None:
-            return text
-        return f"{text}; its best was {decimals(self._best)} at step {self._best_at}"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, when it was, and how long ago."""
-        metric = self._settings.metric if self._settings else None
-        best = {"best": self._best, "best_at": self._best_at}
-        return {"metric": metric, **best, "last": self._last, "waited": self._waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `state_dict`; start counting again if the metric has changed."""
-        if self._settings and state["metric"] == self._settings.metric and "waited" in state:
-            self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
-            self._best_at = state["best_at"]

@@ -6,8 +6,7 @@ import contextlib
 import functools
 import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,18 @@ from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly,
 from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
 from expt.training import random_state, schedules
 from expt.training.collectives import Worker
-from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
+from expt.training.loop import averages_since_logged, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
-from expt.training.task_state import unchanged
 from expt.worker import build, comparison, diagnosis, fault, first_weights, rank_health
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
+from expt.worker.early_stop import EarlyStop
+from expt.worker.history import History
+from expt.worker.judging import Judge
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import EarlyStop, History, Record, tagged
+from expt.worker.record import Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
@@ -81,19 +82,18 @@ class Run:
         self.plan = schedules.plan(config.scheduler, **self.position.length)
         self.sums = build.build_sums(config, self.learner, worker.device)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
-        self.directions = metrics_of(config.task)
-        self._is_at_best = False
-        better = self.directions[config.objective.partition("/")[0]]
+        directions = metrics_of(config.task)
+        better = directions[config.objective.partition("/")[0]]
         keep, judges = config.checkpoint.keep_best, config.eval_split is not None
         self.history = History(config.objective, better, keep_best=keep, judges=judges)
-        self.early_stop = EarlyStop(config.early_stop, self.directions, config.max_minutes)
+        self.early_stop = EarlyStop(config.early_stop, directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self._batch_checks = BatchChecks(config, self.learner, worker)
         checks = config.tensorboard.health
         self.health = RankHealth(self.learner, self.position, worker, check_weights=checks)
         self.agreement = Agreement(worker)
-        self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
+        self.callbacks = Callbacks(config.callbacks, worker, self.position, directions)
         self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
         profiler = None
         if config.profile and worker.rank == 0:
@@ -105,36 +105,7 @@ class Run:
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
-        config, worker = self.config, self.worker
-        position, told = self.position, self.data.info.record
-        if source is None:
-            begun = first_weights.begin_with(config, self.learner.module, worker, told)
-        else:
-            begun = {}
-            self._resume(source)
-            if isinstance(self.data.train, StreamLoader) and not self.is_done:
-                with build.patiently(config, worker, self.beat):
-                    self.data.train.catch_up()
-        self.snapshot.refuse_unreadable()
-        self._has_probed = position.step > 0
-        writes = worker.rank == 0
-        if writes and (unreached := self._unreached()):
-            warn(unreached)
-        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
-        self.observer = observe(config, events, self.data, self.learner, position)
-        classes, seen_by = own_code.targets(config), (self.history, self.observer)
-        self.record = Record(
-            self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
-        )
-        about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
-        if isinstance(self.learner.module, HuggingFace):
-            about["base"] = {**self.learner.module.base}
-        self.record.begin(**position.length, data=told, **about)
-        self.beat()
-        if begun:
-            file = {"file": str(config.weights), "identity": None}
-            known = read_result(self.paths).get("weights_from", file)
-            self.record.result(weights_from={**known, **begun})
+        self._begin(source, observe)
         while not (self.is_done or self.is_pruned or self.agreement.stopping):
             self._train_on()
             self._take_stock()
@@ -144,11 +115,49 @@ class Run:
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
         if self.is_done:
-            self._test()
+            if self.judge.needs_best:
+                self.snapshot.load_best(self.paths.best)
+            self.judge.test()
             return self.record.end(COMPLETED, self._outcome())
         if self.is_pruned:
             return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
+
+    def _begin(self, source: Path | None, observe: Observe) -> None:
+        """Load the first weights, or the checkpoint `source`, and begin the record."""
+        config, worker = self.config, self.worker
+        position, data = self.position, self.data.info.record
+        weights: Mapping[str, Any] = {}
+        if source is None:
+            weights = first_weights.begin_with(config, self.learner.module, worker, data)
+        else:
+            self._resume(source)
+            if isinstance(self.data.train, StreamLoader) and not self.is_done:
+                with build.patiently(config, worker, self.beat):
+                    self.data.train.catch_up()
+        self.snapshot.refuse_unreadable()
+        writes = worker.rank == 0
+        if writes and (unreached := self._unreached()):
+            warn(unreached)
+        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
+        self.observer = observe(config, events, self.data, self.learner, position)
+        classes, seen_by = own_code.targets(config), (self.history, self.observer)
+        self.record = Record(
+            self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
+        )
+        self.judge = Judge(
+            config, self.data, self.learner, position, worker, self.beat,
+            self._batch_checks, self.callbacks, self.health, *seen_by, self.early_stop, self.record,
+        )  # fmt: skip
+        about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
+        if isinstance(self.learner.module, HuggingFace):
+            about["base"] = {**self.learner.module.base}
+        self.record.begin(**position.length, data=data, **about)
+        self.beat()
+        if weights:
+            file = {"file": str(config.weights), "identity": None}
+            known = read_result(self.paths).get("weights_from", file)
+            self.record.result(weights_from={**known, **weights})
 
     def _unreached(self) -> str | None:
         """Return a line about settings without effect in so short a run; None without any."""
@@ -183,7 +192,7 @@ class Run:
         is_fork = source.name == self.paths.forked.name
         if is_fork:
             saved = first_weights.load_fork(self.snapshot, self.config, source)
-            self.history.last = dict(saved["last"])  # best and early stopping begin again
+            self.history.log(saved["last"])  # best and early stopping begin again
         else:
             saved = self.snapshot.read(source)
         first_weights.refuse_other(self.config, self.data.info, saved)
@@ -194,7 +203,8 @@ class Run:
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
-            self.early_stop.is_time_up = self.times.is_over(self.history.trained_s)
+            if self.times.is_over(self.history.trained_s):
+                self.early_stop.note_time_up()
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
@@ -212,7 +222,7 @@ class Run:
             epoch = position.marked(epoch, self.every)
             epoch = self._batch_checks.of_steps(epoch, begins=position.step == 0)
             self._batches = TimedBatches(self.observer.watch(epoch))
-        self._is_at_best = False  # whether the model has the weights of the best evaluation
+        self.judge.is_at_best = False
         with self.steps.under_way():
             train_epoch(
                 self.learner,
@@ -228,13 +238,12 @@ class Run:
 
     def _is_due(self) -> bool:
         """Return whether there is more to do after this step than the next; see _take_stock."""
-        if not self._has_probed:  # an optimizer has its state now
+        position = self.position
+        if position.step == 1:  # an optimizer has its state now
             self.snapshot.refuse_unreadable()
-            self._has_probed = True
         if self.callbacks.are_due:
             with in_use(self.learner.optimizer):
-                self._call_back("on_step_end", self.config.eval_split)
-        position = self.position
+                self.judge.call_back("on_step_end")
         self._agreed = self.agreement.after_step(self._wishes())
         if not position.steps_left_in_epoch:  # the batches end and close their files
             return False
@@ -253,9 +262,10 @@ class Run:
         with self._in_use() as weights:
             is_kept = "evaluate" in due and self._judge()
             if ends_epoch:
-                self._call_back("on_epoch_end", self.config.eval_split)
+                self.judge.call_back("on_epoch_end")
             due |= self.agreement.meet(self._wishes() | due)
-            self.early_stop.is_time_up |= "end" in due
+            if "end" in due:
+                self.early_stop.note_time_up()
             if ends_epoch:
                 self.health.refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
@@ -274,10 +284,10 @@ class Run:
             self._save(weights, target=self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
-            self._is_at_best = False  # an optimizer with other weights rounds them again
+            self.judge.is_at_best = False  # an optimizer with other weights rounds them again
         is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
-            self._call_back("on_epoch_end", self.config.eval_split)
+            self.judge.call_back("on_epoch_end")
             self.health.refuse_unequal()
         self._save([], [*self.history.bests, *earlier] if is_kept else ())
 
@@ -323,8 +333,11 @@ class Run:
             scheduler.step()
 
     def _note_step(self) -> None:
+        is_first = self.steps.first_s is None
         self.steps.done()
         self.first_steps.step()
+        if is_first:
+            self.record.note_sources()
         self.record.end_step(self.config.batch_size)
 
     def _log_running(self, values: Averages | None, samples_per_s: float | None = None) -> None:
@@ -339,66 +352,9 @@ class Run:
 
     def _judge(self) -> bool:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
-        position, history, began = self.position, self.history, time.perf_counter()
-        readings = [] if history.is_within_epoch else self.health.readings[:1]
-        wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        if history.is_within_epoch:  # next to the evaluation's metrics; no log point
+        if self.history.is_within_epoch:  # next to the evaluation's metrics; no log point
             self._log_running(averages_since_logged(self.learner, self.sums))
-        may_end = position.is_run_done or self.early_stop.may_be_due
-        self.observer.expect_evaluation(review=wishes, may_end=may_end)
-        split = self.config.eval_split
-        if split is None:
-            self.early_stop.look(history.last, position.step)
-        else:
-            history.evaluations += 1
-            within = unchanged(self.learner.task, self.worker.device)
-            with contextlib.nullcontext() if self.config.evaluates_epochs else within:
-                self._evaluate(split)
-        if self.learner.scheduler_interval == "epoch":
-            always = {x: way for x, way in self.directions.items() if self.every.get(x, 1) == 1}
-            schedules.advance_after_evaluation(
-                self.learner.scheduler, history.last, always, split or "train"
-            )
-        if history.is_within_epoch:
-            for clock in (history, self.health, self.observer):
-                clock.leave_out(time.perf_counter() - began)
-        is_kept = history.note_evaluation(position.epoch, position.step)
-        self._is_at_best = is_kept and history.bests[0]["step"] == position.step
-        if split is not None:
-            if not self._draws_best:
-                self.observer.end_evaluation(split, is_last=self.is_done)
-            self.record.best()
-        return is_kept
-
-    def _look(self, split: str, left_out: Sequence[str] = ()) -> Averages:
-        """Return the averages of a split, and have the observer see it."""
-        loader = self.data.evaluated(split)
-        assert loader is not None
-        review = self.observer.review()
-        now = self.position.progress(is_evaluation=True, left_out=tuple(left_out))
-        batches = build.evaluation_batches(loader, split, self.worker, self.beat, now)
-        batches = self._batch_checks.of_evaluation(batches)
-        return evaluate(self.learner, batches, self.worker.device, review, left_out)
-
-    def _evaluate(self, split: str) -> None:
-        began, rare = time.perf_counter(), list[str]()
-        if split == self.config.eval_split:  # each is measured by the test
-            rare = [name for name, n in self.every.items() if self.history.evaluations % n]
-        for name in rare:  # else an older value would pass for new
-            self.history.last.pop(tags.metric(name, split), None)
-        values = self._look(split, rare)
-        self.history.eval_s += time.perf_counter() - began
-        self.record.log(
-            tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
-        )
-        if split == self.config.eval_split:
-            self.early_stop.look(self.history.last, self.position.step)
-        self._call_back("on_evaluation_end", split)
-
-    def _call_back(self, moment: str, split: str | None) -> None:
-        """Call a method of each callback; of a sharded model a collective."""
-        model = self.learner.strategy.whole(self.learner.evaluated)
-        self.callbacks.call(moment, model, self.record, split or "")
+        return self.judge.judge()
 
     def _save(
         self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
@@ -457,27 +413,6 @@ class Run:
         diagnosis.stop_at_loss(
             self.sums, self.position, self.data.train, self.worker, diagnosis.fix_for(self.config)
         )
-
-    @property
-    def _draws_best(self) -> bool:
-        """True if the best weights are to be drawn at the run's end, and the last are others."""
-        return self.is_done and self.observer.draws_end and not self._is_at_best
-
-    def _test(self) -> None:
-        """Test the weights of the best checkpoint, unless all evaluations were of the test set.
-
-        They are also drawn, where the run's end is drawn and the last evaluation was not the best.
-        """
-        split, draws = self.config.eval_split, self._draws_best
-        tests = split != "test" and self.data.test is not None
-        if not self._is_at_best and (tests or draws):
-            self.snapshot.load_best(self.paths.best)
-        if draws and split is not None:
-            self._look(split)
-            self.observer.end_evaluation(split, is_last=True)
-        if tests:
-            self._evaluate("test")
-            self.observer.end_evaluation("test", is_last=True)
 
     def _outcome(self) -> dict[str, Any]:
         history, position, trained_s = self.history, self.position, sum(self.history.epoch_s)

@@ -18,7 +18,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.parameter_groups import own_numbers, rate_of
-from expt.worker.record import History
+from expt.worker.history import History
 
 MEET_EVERY_S = 0.3
 WISHES = ("save", "evaluate", "end")

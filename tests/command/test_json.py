@@ -55,6 +55,15 @@ def test_a_run_an_evaluation_and_a_list_of_runs(tmp_path: Path) -> None:
     assert len(predicted["predictions"]) == 360
 
 
+def test_a_cleared_cache_lists_removed_datasets(tmp_path: Path) -> None:
+    (folder := tmp_path / "decoded" / "digits.1").mkdir(parents=True)
+    (folder / "images.npy").write_bytes(b"12")
+    before = asked("cache", cwd=tmp_path, EXPT_CACHE=str(tmp_path))["datasets"]
+    after = asked("cache", "--clear", cwd=tmp_path, EXPT_CACHE=str(tmp_path))
+    assert [(each["path"], each["num_bytes"]) for each in before] == [(str(folder), 2)]
+    assert (after["datasets"], after["removed"]) == ([], before)
+
+
 def test_a_sweep_names_its_best_run_also_where_another_fails(tmp_path: Path) -> None:
     words = ("-m", *QUICK, "optimizer.lr=0.1,1e-6,1e30", "hydra.sweep.dir=grid", "-q")
     found = asked(*words, cwd=tmp_path)

@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -423,6 +424,9 @@ def test_only_code_that_this_user_has_kept_is_imported(tmp_path: Path, monkeypat
     for name in ("edited", "more"):
         with pytest.raises(ConfigError):
             kept_code.find_kept(tmp_path / name)
+    (linked := shutil.copytree(own, tmp_path / "linked") / "torch").symlink_to(copies["edited"])
+    with pytest.raises(ConfigError):
+        kept_code.find_kept(linked.parent)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     assert not kept_code.is_signed(own)
     kept_code.find_kept(copies["edited"], trust=True)
@@ -430,6 +434,24 @@ def test_only_code_that_this_user_has_kept_is_imported(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     assert kept_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"
+
+
+def test_no_cache_is_run_in_place_of_signed_code(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Python takes one whose flags say so for that of any source."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
+    (folder := tmp_path / "code").mkdir()
+    (file := folder / "expt_main_1.py").write_text("X = 1\n")
+    kept_code.sign(folder)
+    for _ in range(2):  # Python's own cache is no reason to refuse
+        file.write_text("X = 2\n")
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(file), invalidation_mode=mode)
+        file.write_text("X = 1\n")
+        kept_code.find_kept(folder)
+        assert importlib.import_module("expt_main_1").X == 1
+        sys.path.remove(str(folder))
+        del sys.modules["expt_main_1"]
 
 
 def test_a_folder_that_pip_has_filled_is_not_ones_own(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 from expt.config.schema import TensorBoard
 from expt.dashboards import events, tensorboard
 from expt.dashboards.events import Writer, writer
+from expt.dashboards.layer_values import LayerValues
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.runs.paths import RunPaths
+from expt.runs.tags import GRADIENT_NORM, WEIGHT_NORM
 from expt.training.learner import Position
 from tests.dashboards.folders import measure, record
 from tests.facade import Patch
@@ -119,6 +123,24 @@ def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
     for wish in (True, False):
         other.dashboard.expect_evaluation(review=wish)
         assert (other.dashboard.review() is not None) == wish
+
+
+def test_layers_that_are_updated_apart_have_norms(tmp_path: Path) -> None:
+    """The phases of a GAN do that; a layer that is not used has norms of its weights."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 2))
+    settings = TensorBoard(images=False, norms=True, histograms=False, health=False)
+    values, events = LayerValues(learner(module), settings), Writer(tmp_path, {}, {})
+    for used in (0, 1):
+        module.zero_grad()
+        module[used](torch.ones(1, 2 + used)).sum().backward()
+        values.note_gradients()
+    values.show(events, 3)
+    events.close(complete=False)
+    expected = {f"{WEIGHT_NORM}/{layer}" for layer in range(3)}
+    expected |= {f"{GRADIENT_NORM}/{layer}" for layer in range(2)}
+    assert {*EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]} == expected
+    (found,) = scalars(tmp_path, f"{GRADIENT_NORM}/0")
+    assert found == (3, pytest.approx(9**0.5)), "of three outputs, each of two inputs and a bias"
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

@@ -12,6 +12,7 @@ from PIL import Image
 
 import expt
 from expt.dashboards.events import pictures_of_evaluations
+from expt.dashboards.layer_values import layers, norm
 from expt.dashboards.pictures import (
     WIDTH,
     Review,
@@ -21,7 +22,6 @@ from expt.dashboards.pictures import (
     image_grid,
     worst_of,
 )
-from expt.dashboards.tensorboard import layers, norms
 from expt.data.loading import Batch
 from tests.conftest import Trained
 from tests.late import Late
@@ -170,15 +170,13 @@ def test_norms_of_layers() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), frozen)
     model.empty = torch.nn.Parameter(torch.zeros(0, 3))
     found = layers(model)
-    assert {layer: [name for name, _ in own] for layer, own in found.items()} == {
-        "0": ["0.weight", "0.bias"]
-    }
+    assert {layer: [*own] for layer, own in found.items()} == {"0": ["0.weight", "0.bias"]}
     both = [[p.detach() for p in model[0].parameters()], [frozen.weight]]
     expected = [
         torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in group]))
         for group in both
     ]
-    assert torch.allclose(norms(both), torch.stack(expected))
+    assert torch.allclose(torch.stack([norm(group) for group in both]), torch.stack(expected))
 
 
 FALLS = "scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 1000}"

@@ -253,6 +253,21 @@ def test_a_part_whose_pictures_are_not_all_named_is_reported(
         assert ("has no line" in said) == bool(says)  # a part without any is as it was made
 
 
+def test_targets_that_are_standardised_lose_no_report_on_groups(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    root = pictures(tmp_path, parts=("train", "val"))
+    paths = [path.relative_to(root) for path in sorted(root.rglob("*.png"))]
+    ages = [f"{path},{number}" for number, path in enumerate(paths)]
+    (tmp_path / "ages.csv").write_text("\n".join(["file,age", *ages]))
+    groups = [f"{path},{path.stem}" for path in paths[:-1]]
+    (tmp_path / "groups.csv").write_text("\n".join(["file,group", *groups]))
+    words = f"task=regression {IMAGES} dataset.root={root} dataset.labels={root}/ages.csv"
+    one = dataset(words, group=str(tmp_path / "groups.csv"), standardise_targets=True)
+    built(one, Regression(name="regression", loss="mse"), batch_size=4)
+    assert "has no line for 1 of 40 val pictures" in capsys.readouterr().err
+
+
 def test_pictures_and_groups_in_two_parts_are_reported(tmp_path: Path, capsys: Capture) -> None:
     root = pictures(tmp_path, parts=("train", "test"))
     for number in range(8):

@@ -114,6 +114,17 @@ def test_transforms_and_labels(people: Any, chosen: Configured) -> None:
             build_data(chosen(*AGES, *more), ALONE)
 
 
+def test_grey_pictures_with_masks_have_one_channel(chosen: Configured, tmp_path: Path) -> None:
+    grey = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
+    features = hf.Features({"image": hf.Image(), "mask": hf.Image()})
+    hf.Dataset.from_dict({"image": grey, "mask": grey}, features=features).save_to_disk(
+        tmp_path / "set"
+    )
+    words = "task=segmentation task.num_classes=3 model=unet model.widths=[2,2] dataset.target=mask"
+    data = build_data(chosen(*as_typed(words), "dataset.val_fraction=0.5"), ALONE)
+    assert data.info.features.shapes["channels"] == 1
+
+
 def test_masks_of_a_column(chosen: Configured, tmp_path: Path) -> None:
     masks = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
     images = [Image.fromarray(pixels(index)) for index in range(8)]

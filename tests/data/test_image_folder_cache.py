@@ -21,9 +21,9 @@ import expt
 from expt.data import cache as theirs
 from expt.data import memory
 from expt.data.checksums import Checksums
-from expt.data.image_files import fit, open_picture
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
+from expt.data.pictures import fit, open_picture
 from expt.errors import ConfigError, DataError
 from tests.facade import Capture, Patch, built, dataset
 
@@ -31,7 +31,7 @@ SIZE = (6, 8)
 
 
 def decode(path: str) -> np.ndarray:
-    pixels = np.array(fit(open_picture(path, "RGB"), SIZE))
+    pixels = np.array(fit(open_picture(path, "RGB").image, SIZE))
     return np.moveaxis(pixels, -1, 0)
 
 

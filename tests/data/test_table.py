@@ -11,8 +11,8 @@ import torch
 from pyarrow import parquet
 from torch.utils.data import Dataset
 
-from expt.data import memory, table_files
 from expt.data import rows as table_rows
+from expt.data import table_files, table_source
 from expt.data.build import Data
 from expt.data.indexing import split
 from expt.data.kinds import Opening, table
@@ -526,6 +526,6 @@ def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
     there = Rows(*numbers, ("a", "b", "c"), ("x", "y"), ())
     columns = Columns(names=("c", "a"), width=2, scales={"c": (1, 2)})
     run = Features(columns, Numbers(names=("y", "x"), shape=(2,)))
-    found = memory.as_trained_on(run, there)
-    inputs, targets = memory._tensors(found, np.arange(1))
+    found = table_source.as_trained_on(run, there)
+    inputs, targets = table_source._tensors(found, np.arange(1))
     assert (inputs.tolist(), targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from expt.config.identity import digest
-from expt.data.image_files import warn_once
+from expt.data.folders import warn_once
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard

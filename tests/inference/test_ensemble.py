@@ -65,6 +65,13 @@ def test_tensors_of_a_custom_tasks_outputs_are_averaged() -> None:
     assert [each.tolist() for each in found["b"]] == [[0, 0, 0], [2.5]]
 
 
+def test_integers_have_a_mean_only_where_all_are_equal() -> None:
+    several = [{"logit": torch.ones(2) * n, "at": torch.arange(2)} for n in (1, 4)]
+    assert Custom().mean_outputs(several)["at"].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="mean_outputs"):
+        Custom().mean_outputs([each["logit"] > 2 for each in several])
+
+
 @pytest.fixture(scope="session")
 def other_photos(make: Make, photos: Made) -> Made:
     """A run like `photos` of another seed."""

@@ -17,6 +17,7 @@ from tests.facade import Capture, as_typed, children_of, environment
 ALONE = """
 import os, signal, socket, sys, time
 from pathlib import Path
+from expt.errors import RunFailed
 from expt.launch import forkserver, processes
 forkserver.WORKER_MODULES = ()  # nothing that takes long
 
@@ -69,6 +70,15 @@ def leave_one(fifo):
 
 def fail():
     raise ValueError("no good")
+
+def refuse_a_second():
+    fork, asked = os.fork, []
+    def limited():
+        asked.append(1)
+        if len(asked) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+    os.fork = limited
 
 def reads():
     print(os.read(0, 9), os.readlink("/proc/self/fd/0"))
@@ -203,6 +213,19 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
     """
     expected = ["0 3 1 1", "True", "None", "-15", "[3.0]", "must be real number, not str"]
     assert python(code, tmp_path) == expected
+
+
+def test_one_that_cannot_be_forked_fails_alone(tmp_path: Path) -> None:
+    code = """
+        forkserver.WORKER_MODULES = ("does:refuse_a_second",)
+        sleeper = start("time:sleep", 60)
+        try:
+            start("math:sqrt", 9)
+        except RunFailed as error:
+            print("ulimit" in str(error))
+        print(processes.call_each("math:sqrt", [(9,)]), sleeper.exitcode)
+    """
+    assert python(code, tmp_path) == ["True", "[3.0] None"]
 
 
 def test_a_driver_may_ignore_its_children_and_have_many_files_open(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from expt.data.loading import Batch
-from expt.errors import ConfigError, Diverged
+from expt.errors import ConfigError, DataError, Diverged
 from expt.models.vision import UNet
 from expt.tasks.checks import check_loss
 from expt.tasks.classification import Classification
@@ -474,3 +474,17 @@ def test_a_unet_takes_any_size(size: tuple[int, int]) -> None:
 def test_a_unet_of_more_levels_than_an_image_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="3 levels need images of 4x4 or more, and these are 8x3"):
         UNet(channels=2, image_size=(8, 3), num_classes=5)
+
+
+def test_numbers_are_compared_with_those_of_their_place() -> None:
+    """A row of a model's outputs is taken for a sample's targets, and no other order of them."""
+    outputs, task = torch.arange(12.0), Regression()
+    batch = Batch(None, outputs.view(2, 3, 2), 2)
+    for shape in ((2, 6), (2, 3, 2), (2, 1, 3, 2)):
+        assert task.loss(outputs.view(shape), batch)[0] == 0
+    assert task.loss(outputs.view(2, 3, 2).mT.contiguous().mT, batch)[0] == 0
+    rows = Batch(None, outputs.view(2, 6), 2)
+    assert task.loss(outputs.view(2, 2, 3).mT.contiguous().mT, rows)[0] == 0, "not contiguous"
+    for shape in ((2, 2, 3), (12,), (2, 1, 5)):
+        with pytest.raises(DataError):
+            task.loss(outputs[: math.prod(shape)].view(shape), batch)

@@ -139,6 +139,19 @@ def test_a_setting_that_an_own_optimizer_has_not_is_refused() -> None:
         build_optimizer(config, net())
 
 
+class Fixed(optim.Optimizer):
+    """An optimizer whose steps are of one length."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
+def test_an_optimizer_without_a_rate_is_refused() -> None:
+    config = TargetOptimizer(target=f"{__name__}.Fixed", kwargs={})
+    with pytest.raises(ConfigError, match=r"^optimizer: Fixed has no lr"):
+        build_optimizer(config, net())
+
+
 def test_a_rate_that_is_a_tensor_is_told_as_it_was() -> None:
     rate = torch.tensor(0.5)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=rate)

@@ -15,7 +15,9 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, read_result, update_result
 from expt.training.learner import Position
-from expt.worker.record import EarlyStop, History, Record
+from expt.worker.early_stop import EarlyStop
+from expt.worker.history import History
+from expt.worker.record import Record
 from expt.worker.steps import Times
 from tests.conftest import Configured
 from tests.facade import Patch, RunFolder, as_typed, run

@@ -41,6 +41,12 @@ class Opening(NamedTuple):
     trained_on: Features | None = None
     """The features in the record of a run that is evaluated: their columns and scales are used."""
 
+    def target_scales(self, *, standardises: bool) -> Mapping[str, tuple[float, float]] | None:
+        """Return the scales of targets, none of raw ones; None if training samples give them."""
+        if self.trained_on is not None:
+            return self.trained_on.targets.scales
+        return None if standardises else {}
+
 
 HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
 ValSplit = Annotated[
@@ -296,6 +302,12 @@ class OfTexts(DatasetConfig):
         if self.group_by_length and not self.shuffle:
             found.append("dataset.group_by_length=true: draws the order; use dataset.shuffle=true")
         return found
+
+
+def mask_of(dataset: DatasetConfig, task: Any) -> Mask:
+    """Return the feature of masks, by the number of classes of the dataset, else of the task."""
+    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
+    return Mask(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
 def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:

@@ -21,21 +21,16 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
 from expt.data import kinds
 from expt.data.cache import digest
-from expt.data.checksums import Checksums, of_files
-from expt.data.image_files import (
-    MODES,
-    left_out,
-    names_below,
-    of_suffix,
-    open_picture,
-    picture_suffixes,
-    report_left_out,
-)
+from expt.data.checksums import Checksums, of_files, sampled
+from expt.data.folders import files_below, left_out, of_suffix, report_left_out
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
+from expt.data.picture_survey import look_at, report_found
+from expt.data.pictures import MODES, Picture, open_picture, picture_suffixes
 from expt.data.rows import Wanted, cached_rows, rows_of, with_logs
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
 from expt.late import np, torch
+from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
     from expt.data.hub_splits import SplitTable
@@ -111,7 +106,8 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
             raise ConfigError(_NEEDS)
-        if not (names := names_below(self.path)):  # hidden ones are a download's
+        names = sorted(os.path.relpath(file, self.path) for file in files_below(self.path))
+        if not names:  # hidden ones are a download's
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
                 " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
@@ -132,9 +128,24 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return "slowly"
 
     def look(self, source: Source) -> None:
-        from expt.data.images import look_at_all
+        """Look at the pictures of each part, of very many at some, once for a content."""
+        parts = source.pictures
+        if not parts:
+            return
+        names = ([f"{part} {index}" for index in range(len(each))] for part, each in parts.items())
+        samples = [(name,) for of_part in names for name in sampled(of_part)]
+        first = next(iter(parts.values()))
+        size = first.size
+        how = f"{self.input} {self.target} {first.channels} {getattr(first, 'values', None)}"
 
-        look_at_all(self, source.pictures)
+        def look_at_one(name: str) -> Picture:
+            part, index = name.split()
+            found: Picture = parts[part].look(int(index), f"{part}: sample {index}")
+            return found
+
+        with Checksums(f"pictures-{self.fingerprint()}") as sums:
+            found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=size, key=str)
+        report_found(self.label, found)
 
     def open(self, how: kinds.Opening) -> Source:
         """Return its parts, by the names of its splits: images, or rows.
@@ -155,7 +166,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
 
     def _open_rows(self, columns: Wanted, how: kinds.Opening) -> Source:
         from expt.data.hub_splits import SplitTable
-        from expt.data.memory import of_rows
+        from expt.data.table_source import of_rows
 
         learns = how.trained_on is None
         place = str(Path(self.path).resolve())
@@ -171,17 +182,18 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
     def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks
+        from expt.data.images import of_masks, pictures_of
 
         pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-        found = of_masks(pairs, self, how)
+        sets = pictures_of(pairs, self.channels, self.image_size, self.needed)
+        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
         return dataclasses.replace(found, **self._facts(table, pairs))
 
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:
         """Return pictures with classes, labels or numbers."""
         from expt.data.images import of_numbers, of_sets, pictures_of
 
-        takes, trained_on = how.task.takes, how.trained_on
+        takes = how.task.takes
         if takes is Anything and isinstance(self.target, str):  # a custom task
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
@@ -190,21 +202,16 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         pairs = {
             part: _PictureRows(split, self, targets[part]) for part, split in table.splits.items()
         }
-        pictures, facts = pictures_of(pairs, self), self._facts(table, pairs)
+        pictures = pictures_of(pairs, self.channels, self.image_size, self.needed)
+        facts = self._facts(table, pairs)
         if rows.class_names:
             classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-            of_train = targets.get("train")
-            return of_sets(pictures, classes, how.num_workers, classes=of_train, **facts)
-        return of_numbers(
-            pictures,
-            takes,
-            targets.get("train", next(iter(targets.values()))).float(),
-            rows.target_names,
-            how.num_workers,
-            scales=None if trained_on is None else trained_on.targets.scales,
-            standardises=self.standardise_targets,
-            **facts,
-        )
+            found = of_sets(pictures, classes, how.num_workers)
+            return dataclasses.replace(found, classes=targets.get("train"), **facts)
+        numbers = targets.get("train", next(iter(targets.values()))).float()
+        scales = how.target_scales(standardises=self.standardise_targets)
+        found = of_numbers(pictures, takes, numbers, rows.target_names, scales, how.num_workers)
+        return dataclasses.replace(found, **facts)
 
     def _facts(self, table: SplitTable, pictures: Mapping[str, _PictureRows]) -> dict[str, Any]:
         """Return the `groups`, the `digests` and the `notes` of a source of pictures."""

@@ -21,11 +21,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Name, Size
-from expt.data import cache, image_files, kinds, label_list
+from expt.data import cache, folders, kinds, label_list, pictures
 from expt.data.checksums import Checksums, of_content, of_files, sampled
+from expt.data.folders import left_out, parts_there, warn_once
 from expt.data.group_file import groups_of, without_line
-from expt.data.image_files import left_out, look
 from expt.data.kinds.table import names_of, problems_of_columns
+from expt.data.picture_survey import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Features, Labels, Mask, Numbers
@@ -84,10 +85,8 @@ class _Folder(kinds.DatasetConfig):
 
         def check(threads: int) -> None:
             with Checksums.below(Path(self.root)) as sums:
-                found = image_files.look_at(
-                    sums, how, samples, look, threads, fitted=self.image_size
-                )
-            image_files.report_found(self.root, found)
+                found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
+            report_found(self.root, found)
 
         sizes = (os.path.getsize(x) for x in itertools.chain(*samples) if os.path.exists(x))
         if any(size > SMALL for size in itertools.accumulate(sizes)):
@@ -99,7 +98,7 @@ class _Folder(kinds.DatasetConfig):
         return True
 
     def parts(self) -> Collection[str]:
-        return image_files.parts_there(self.root, self.splits)
+        return parts_there(self.root, self.splits)
 
     def fingerprint(self) -> str:
         samples = itertools.chain.from_iterable(self._samples().values())
@@ -220,7 +219,7 @@ class ImageFolder(_Folder, kinds.Images):
         for part, files in found.files.items():
             labels = [*itertools.islice(targets, len(files))]
             labels = labels if rows.class_names else [*map(tuple, labels)]
-            folder = image_files.parts_there(self.root)[part]
+            folder = parts_there(self.root)[part]
             listings[part] = Listing(folder, files, labels, rows.class_names, "", rows.target_names)
         return listings
 
@@ -232,11 +231,11 @@ class ImageFolder(_Folder, kinds.Images):
         """
         listings = self._listings(task, learns=learns)
         if self.labels is None:
-            image_files.warn_of_others(self.root)
+            folders.warn_of_others(self.root)
             self._look_for_list(listings, learns=learns)
         self._groups(learns=learns)
         for note in () if self.labels is None else self._listed().notes:
-            image_files.warn_once(note)
+            warn_once(note)
         for part, listing in listings.items():
             listing.report(part)
         samples: Sequence[tuple[str, ...]] = [
@@ -252,7 +251,7 @@ class ImageFolder(_Folder, kinds.Images):
                     self._make_room(listing, sums)
         else:
             samples = self._read(samples)
-        mode = image_files.MODES[self.channels]
+        mode = pictures.MODES[self.channels]
         return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
 
     def _look_for_list(self, listings: Mapping[str, Listing], *, learns: bool) -> None:
@@ -271,7 +270,7 @@ class ImageFolder(_Folder, kinds.Images):
             )
         if words:
             note = f"a list labels these pictures otherwise than their folders: {words}"
-            image_files.warn_once(f"{self.root}: {note}")
+            warn_once(f"{self.root}: {note}")
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which their readers fill; a full one is sealed.
@@ -295,31 +294,31 @@ class ImageFolder(_Folder, kinds.Images):
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        from expt.data.images import Kept, Unchanged, of_numbers, of_sets, pictures_of
+        from expt.data.images import of_numbers, of_sets, pictures_of
+        from expt.data.picture_sets import Kept
 
         listings = self._listings(how.task, how.trained_on)
         kept = dict[str, Kept]()
         with Checksums.below(Path(self.root)) as sums:
             pairs = {
-                part: Unchanged([*zip(each.files, each.labels, strict=True)], sums)
+                part: [*zip(each.files, each.labels, strict=True)]
                 for part, each in listings.items()
             }
-            pictures = pictures_of(pairs, self)
+            sets = pictures_of(pairs, self.channels, self.image_size, self.needed, sums)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
                 if name and (images := cache.read_entry(name, cache.CachedImages)):
-                    kept[part] = Kept(pictures[part], each.labels, images, how.device)
+                    kept[part] = Kept(sets[part], each.labels, images, how.device)
         first, workers = next(iter(listings.values())), how.num_workers
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         if first.classes:
             column = first.columns[0] if first.columns else ""
             named = Classes(names=tuple(first.classes), are_names=True, column=column)
-            found = of_sets(pictures, named, workers, kept, classes=labels)
+            found = dataclasses.replace(of_sets(sets, named, workers, kept), classes=labels)
             return self._with_groups(found, how)
-        scales = None if how.trained_on is None else how.trained_on.targets.scales
-        more: Any = {"scales": scales, "standardises": self.standardise_targets, "memory": kept}
         numbers = torch.tensor(first.labels[:1]) if labels is None else labels
-        found = of_numbers(pictures, how.task.takes, numbers, first.columns, workers, **more)
+        takes, scales = how.task.takes, how.target_scales(standardises=self.standardise_targets)
+        found = of_numbers(sets, takes, numbers, first.columns, scales, workers, kept)
         return self._with_groups(found, how)
 
 
@@ -339,10 +338,10 @@ class Listing(NamedTuple):
 
     def report(self, part: str) -> None:
         """Warn of files that are left out, and of classes without an image."""
-        image_files.report_left_out(self.folder, self.left_out, "picture in a class folder")
+        folders.report_left_out(self.folder, self.left_out, "picture in a class folder")
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
             names = listed(self.classes[label] for label in lacking)
-            image_files.warn_once(f"{self.folder}: {part} has no image of {names}")
+            warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
 def list_parts(
@@ -354,10 +353,10 @@ def list_parts(
     the images. Raise DataError for a folder that is missing or has no images, a class that train
     has none of, and files that are none.
     """
-    parts = image_files.parts_there(root, splits)
+    parts = parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
     classes = tuple(
-        sorted({composed(name) for folder in named for name in image_files.subfolders(folder)})
+        sorted({composed(name) for folder in named for name in folders.subfolders(folder)})
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         missing = "no class folders in" if Path(root).is_dir() else "no folder"
@@ -370,9 +369,9 @@ def list_parts(
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
         start = len(str(folder)) + 1
-        every = image_files.files_below(folder)
+        every = folders.files_below(folder)
         images: dict[str, list[str]] = {name: [] for name in classes}
-        for file in image_files.of_suffix(every, image_files.picture_suffixes()):
+        for file in folders.of_suffix(every, pictures.picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
             if inside:
                 images.setdefault(composed(name), []).append(file)
@@ -440,30 +439,32 @@ class SegmentationFolder(_Folder):
         return kinds.problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        parts = image_files.parts_there(self.root, self.splits)
+        parts = parts_there(self.root, self.splits)
         return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
-        image_files.warn_of_others(self.root)
+        folders.warn_of_others(self.root)
         self._groups(learns=learns)
         pairs = self._samples()
-        for part, folder in image_files.parts_there(self.root, self.splits).items():
-            every = [x for kind in _KINDS for x in image_files.files_below(folder / kind)]
+        for part, folder in parts_there(self.root, self.splits).items():
+            every = [x for kind in _KINDS for x in folders.files_below(folder / kind)]
             taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
             rest = left_out(every, taken)
-            image_files.report_left_out(folder, rest, "picture in images or masks")
+            folders.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = image_files.mask_of(self, task) if task else None
-        mode = image_files.MODES[self.channels]
-        look = functools.partial(image_files.look_at_pair, mode=mode, values=values)
+        values = kinds.mask_of(self, task) if task else None
+        mode = pictures.MODES[self.channels]
+        look = functools.partial(look_at_pair, mode=mode, values=values)
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
     def open(self, how: kinds.Opening) -> Source:
-        from expt.data.images import Unchanged, of_masks
+        from expt.data.images import of_masks, pictures_of
 
+        sizes = self.channels, self.image_size, self.needed
         with Checksums.below(Path(self.root)) as sums:
-            pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
-        return self._with_groups(of_masks(pairs, self, how), how)
+            sets = pictures_of(self._samples(), *sizes, sums)
+        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
+        return self._with_groups(found, how)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:
@@ -485,7 +486,7 @@ def list_pairs(folder: Path) -> list[tuple[str, ...]]:
 
 def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in image_files.files_below(folder, image_files.picture_suffixes()):
+    for file in folders.files_below(folder, pictures.picture_suffixes()):
         stem = composed(os.path.splitext(os.path.relpath(file, folder))[0])
         if stem in found:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, typed
 from expt.data.columns import may_be_ids
-from expt.data.image_files import files_below, left_out, report_left_out, warn_once
+from expt.data.folders import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import (
     DatasetConfig,
     Group,
@@ -95,13 +95,13 @@ class _Table(DatasetConfig):
 
     def open(self, how: Opening) -> Source:
         """Return the rows; those of the test are drawn equally for all runs, or are the last."""
-        from expt.data import memory
+        from expt.data.table_source import of_rows, parts_of
 
         table = self.load(how.task, how.trained_on)
         if self.texts[1]:
             table = table._replace(read=self._texts(how.task))
-        parts = memory.parts_of(table, self.test_fraction, self.val_split)
-        return memory.of_rows(self, table, parts, how)
+        parts = parts_of(table, self.test_fraction, self.val_split)
+        return of_rows(self, table, parts, how)
 
     def _texts(self, task: Any) -> Texts:
         from expt.data import texts
@@ -111,7 +111,7 @@ class _Table(DatasetConfig):
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
-        from expt.data.memory import parts_of
+        from expt.data.table_source import parts_of
 
         parts = parts_of(self.load(task), self.test_fraction, self.val_split)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest
 from expt.data.checksums import of_content, state_of
-from expt.data.image_files import files_below, left_out, report_left_out, warn_once
+from expt.data.folders import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import DataError, collected, first_line, require

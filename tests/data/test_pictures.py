@@ -12,21 +12,12 @@ from PIL import Image, ImageOps
 from expt.data.build import warn_of_absent
 from expt.data.checked_samples import read_all
 from expt.data.checksums import Checksums
-from expt.data.image_files import (
-    files_below,
-    left_out,
-    look,
-    look_at,
-    look_at_pair,
-    open_picture,
-    parts_there,
-    picture_suffixes,
-    report_found,
-    size_of,
-)
-from expt.data.images import MaskPictures, Pictures
+from expt.data.folders import files_below, left_out, parts_there
 from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
+from expt.data.picture_sets import MaskPictures, Pictures
+from expt.data.picture_survey import look, look_at, look_at_pair, report_found
+from expt.data.pictures import in_mode, open_picture, picture_suffixes
 from expt.errors import DataError
 from expt.features import Mask
 from expt.worker.build import build_data
@@ -55,15 +46,15 @@ def test_a_picture_lies_as_its_orientation_says(tmp_path: Path, suffix: str) -> 
             expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
         once = open_picture(path)
         for found in (once, open_picture(once, "RGB"), open_picture(path, "RGB")):
-            assert np.array_equal(np.asarray(found), expected)
-        assert ("turned" in look(path, "RGB").info) == (orientation > 1 and suffix != "tif")
+            assert np.array_equal(np.asarray(found.image), expected)
+        assert ("turned" in look(path, "RGB").notes) == (orientation > 1 and suffix != "tif")
 
 
 def test_16_bits_are_turned_too_damaged_metadata_ignored_and_floats_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "16.png", PIXELS[..., 0].astype(np.uint16) * 257, 6)
-    assert np.array_equal(np.asarray(open_picture(path, "L")), np.rot90(PIXELS[..., 0], -1))
+    assert np.array_equal(np.asarray(open_picture(path, "L").image), np.rot90(PIXELS[..., 0], -1))
     Image.fromarray(PIXELS).save(tmp_path / "bad.png", exif=b"Exif\0\0nothing")
-    assert np.array_equal(np.asarray(open_picture(tmp_path / "bad.png", "RGB")), PIXELS)
+    assert np.array_equal(np.asarray(open_picture(tmp_path / "bad.png", "RGB").image), PIXELS)
     Image.fromarray(PIXELS[..., 0].astype(np.float32) / 255).save(tmp_path / "float.tif")
     with pytest.raises(DataError, match=r"float\.tif cannot be read as an image"):
         open_picture(tmp_path / "float.tif", "RGB")
@@ -76,21 +67,32 @@ def test_what_is_transparent_lies_on_white(tmp_path: Path, mode: str) -> None:
         rgba = Image.fromarray(np.dstack([PIXELS, alpha]))
         for file in (f"{name}.png", f"{name}.webp"):
             rgba.save(tmp_path / file, lossless=True)
-            found = np.asarray(open_picture(tmp_path / file, mode))
+            found = np.asarray(open_picture(tmp_path / file, mode).image)
             assert np.array_equal(found[alpha > 0], expected[alpha > 0])
             assert (found[alpha == 0] == 255).all()
-            assert ("transparent" in look(str(tmp_path / file), mode).info) == (name == "some")
+            assert ("transparent" in look(str(tmp_path / file), mode).notes) == (name == "some")
     palette = Image.fromarray(np.dstack([PIXELS, HIDDEN])).quantize(64)
     palette.save(tmp_path / "palette.png")
-    assert (np.asarray(open_picture(tmp_path / "palette.png", mode))[3:] == 255).all()
+    assert (np.asarray(open_picture(tmp_path / "palette.png", mode).image)[3:] == 255).all()
     grey = Image.fromarray(PIXELS[..., 0])
     deep = Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)
     for picture, key in ((grey, int(PIXELS[0, 0, 0])), (deep, int(PIXELS[0, 0, 0]) * 257)):
         picture.save(tmp_path / "key.png", transparency=key)
-        found = np.asarray(open_picture(tmp_path / "key.png", mode)).reshape(6, 9, -1)[..., 0]
+        opened = open_picture(tmp_path / "key.png", mode).image
+        found = np.asarray(opened).reshape(6, 9, -1)[..., 0]
         assert np.array_equal(
             found, np.where(PIXELS[..., 0] == PIXELS[0, 0, 0], 255, PIXELS[..., 0])
         )
+
+
+def test_ones_own_picture_stays_as_it_is() -> None:
+    """Also where its transparent colour has 16 bits."""
+    picture = Image.fromarray(PIXELS)
+    picture.info["transparency"] = tuple(int(value) << 8 for value in PIXELS[0, 0])
+    before = dict(picture.info)
+    for _ in range(2):
+        assert np.asarray(in_mode(picture, "RGB"))[0, 0].tolist() == [255] * 3
+    assert picture.info == before
 
 
 @pytest.mark.parametrize("suffix", ["tif", "gif", "webp", "png", "jpg"])
@@ -106,9 +108,9 @@ def test_the_first_frame_is_taken_and_frames_are_counted(tmp_path: Path, suffix:
         **({"format": "MPO"} if suffix == "jpg" else {}),
     )
     picture = look(path, "RGB")
-    first = np.asarray(open_picture(path, "RGB"))
+    first = np.asarray(open_picture(path, "RGB").image)
     assert np.abs(first.astype(int) - PIXELS).mean() < 60
-    assert picture.info["frames"] == 2
+    assert "frames" in picture.notes
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
@@ -116,7 +118,7 @@ def test_the_first_frame_is_taken_and_frames_are_counted(tmp_path: Path, suffix:
 def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: bool) -> None:
     """A mask as large as its image lies in its file is turned with it."""
     image = save(tmp_path / "image.png", PIXELS, orientation)
-    shown = np.asarray(open_picture(image, "RGB"))
+    shown = np.asarray(open_picture(image, "RGB").image)
     lying, upright = (each[..., 0] // 128 for each in (PIXELS, shown))
     turned = with_image and orientation > 4
     mask = save(tmp_path / "mask.png", lying if turned else upright)
@@ -124,7 +126,7 @@ def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: 
     sets = MaskPictures(pairs=[(image, mask)], channels=3, size=None, values=values)
     pixels, numbers = sets[0]
     assert torch.equal(numbers, (pixels[0] // 128).long())
-    said = look_at_pair(image, mask, "RGB", values).info
+    said = look_at_pair(image, mask, "RGB", values).notes
     assert ("turned" in said, "masks" in said) == (True, turned)
     assert ("kept" in said) == (orientation == 3)
 
@@ -134,14 +136,14 @@ def test_a_jpeg_is_decoded_at_the_size_that_is_needed(tmp_path: Path, orientatio
     """Its mask, and whoever asks for its size, see the size of the file."""
     smooth = np.indices((120, 200)).sum(0).astype(np.uint8)
     path = save(tmp_path / "a.jpg", np.dstack([smooth] * 3), orientation)
-    whole = open_picture(path, "RGB")
+    whole = open_picture(path, "RGB").image
     needed = (30, 50) if orientation == 1 else (50, 30)
     found = open_picture(path, "RGB", needed=needed)
-    assert found.size == needed[::-1]
-    assert size_of(found) == size_of(look(path, "RGB")) == whole.size
-    pixels = [np.asarray(each.resize(needed[::-1])).astype(int) for each in (found, whole)]
+    assert found.image.size == needed[::-1]
+    assert found.size == look(path, "RGB").size == whole.size
+    pixels = [np.asarray(each.resize(needed[::-1])).astype(int) for each in (found.image, whole)]
     assert np.abs(pixels[0] - pixels[1]).mean() < 2
-    assert open_picture(path, needed=(61, 61)).size == whole.size, "less would not do"
+    assert open_picture(path, needed=(61, 61)).image.size == whole.size, "less would not do"
     mask = save(tmp_path / "a.png", np.asarray(whole)[..., 0] // 128)
     values, how = Mask(num_classes=2), {"channels": 3, "size": needed, "needed": needed}
     image, numbers = MaskPictures(pairs=[(path, mask)], values=values, **how)[0]  # type: ignore[arg-type]
@@ -170,6 +172,20 @@ def test_masks_of_different_palettes_are_reported(tmp_path: Path, capsys: Captur
             look = functools.partial(look_at_pair, mode="L", values=None)
             report_found("all", look_at(sums, "now", chosen, look, threads=1))
         assert ("palette" in capsys.readouterr().err) == (len(chosen) == 2)
+
+
+def test_pictures_whose_content_is_not_known_are_looked_at_each_for_itself(tmp_path: Path) -> None:
+    """The disk may have failed once: no note is kept, and each counts as it is."""
+    paths = [save(tmp_path / f"{at}.png", PIXELS, at) for at in (1, 3, 6, 1)]
+
+    def unknown(path: str) -> str:
+        raise DataError(path)
+
+    for _ in range(2):
+        with Checksums.below(tmp_path) as sums:
+            see = functools.partial(look, mode="RGB")
+            samples = [(path,) for path in paths]
+            assert look_at(sums, "now", samples, see, threads=1, key=unknown) == {"turned": 2}
 
 
 def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
