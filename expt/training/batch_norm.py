@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from expt.errors import ConfigError
 from expt.features import at_least_single
@@ -51,10 +52,12 @@ def synchronise(module: nn.Module, gather: Gather) -> None:
 
 
 def part_from_workers(module: nn.Module) -> None:
-    """Have batch norms that `synchronise` has changed normalize by this worker's images only."""
+    """Have batch norms over all workers' images normalize by this worker's only."""
     for layer in module.modules():
         if isinstance(layer, SynchronisedBatchNorm):
             layer.gather = lambda values: values[None]
+        elif type(layer) is nn.SyncBatchNorm:  # a custom one may do more
+            layer.__class__ = _PartedBatchNorm
 
 
 def group(module: nn.Module, size: int) -> None:
@@ -113,6 +116,14 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         output, mean, variance = _AcrossWorkers.apply(input, *settings)
         _remember(self, mean, variance)
         return cast(Tensor, output)
+
+
+class _PartedBatchNorm(nn.SyncBatchNorm):
+    """A batch norm of torch's over the images of all workers, parted from them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize [B, C, ...] by this worker's images, and wait for no other."""
+        return _BatchNorm.forward(self, input)
 
 
 class _AcrossWorkers(torch.autograd.Function):
