@@ -28,6 +28,13 @@ USED = tuple(
     " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
 )
 """Beginnings of Hydra's keys that expt reads."""
+LEAST = {
+    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0,
+    # On a cluster:
+    "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1,
+    "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
+}  # fmt: skip
+"""The least value of each key of `hydra.launcher`."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 
@@ -148,8 +155,17 @@ def environment_of(composed: DictConfig) -> dict[str, str]:
 
 
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
-    """Return the keys of `hydra.launcher`, without that of a folder, which is made at once."""
+    """Return the keys of `hydra.launcher`, without that of a folder, which is made at once.
+
+    Raises ConfigError for a value by which nothing would ever start.
+    """
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
+    for key, least in LEAST.items():
+        value = found.get(key)
+        if value is not None and not (isinstance(value, int | float) and value >= least):
+            raise ConfigError(
+                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
+            )
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
     }

@@ -32,7 +32,7 @@ from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer
-from expt.launch.pool import Pool, PoolOptions, check_options
+from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
@@ -61,7 +61,6 @@ class Sweep:
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         command.at_end.callback(self._leave)
         options = launcher_options(composed)
-        check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
         launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
