@@ -15,8 +15,8 @@ from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
 from expt.launch.job import Job
-from expt.launch.one_run import Tried, together_s, try_out
 from expt.launch.pool import PoolOptions
+from expt.launch.preflight import Tried, together_s, try_out
 from expt.machine import Machine
 from expt.runs.failure import in_one_line
 from expt.runs.result import COMPLETED
