@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import hydra_words
+from expt.command.conf_files import chosen_files
 from expt.command.grammar import lock, readable
 from expt.command.mistakes import as_config_error
+from expt.config.constraints import typed
+from expt.config.keys import flat
 from expt.errors import ConfigError, warn
 from expt.runs.overrides import literal
 
@@ -122,7 +125,7 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
     Warn of its other keys of Hydra's that have no effect.
     """
     choices, axes = composed.hydra.runtime.choices, dict[Path, str]()
-    for path, word in hydra_words(folders, choices):
+    for path, word in _words_in_files(folders, choices):
         key, _, value = word.partition("=")
         if sweep and key.startswith(USED) and "/" in key and str(choices.get(key)) != value:
             raise ConfigError(
@@ -137,6 +140,19 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
             warn(f"{path}: {word} has no effect on expt's own runs")
     for path, word in axes.items():
         warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
+
+
+def _words_in_files(
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None]
+) -> Iterator[tuple[Path, str]]:
+    """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
+    for _, file in chosen_files(folders, chosen):
+        entries = (entry for entry in file.defaults if isinstance(entry, dict))
+        for key, value in ((key, value) for entry in entries for key, value in entry.items()):
+            if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
+                yield file.path, f"{found[1]}={value}"
+        for key, value in flat({"hydra": file.content.get("hydra") or {}}).items():
+            yield file.path, f"{key}={typed(value)}"
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:
