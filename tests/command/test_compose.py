@@ -354,7 +354,7 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         ("mine/x", "lr: fast\n", "+mine@optimizer=x"),
         (
             "optimizer/x",
-            "# as adam, with\n# @package model\ndefaults: [adam]\nlr: fast\n",
+            "# mine\n# @package model\ndefaults: [adam]\nlr: fast\n",
             "optimizer=x",
         ),
     ],
