@@ -32,7 +32,7 @@ from expt.training import random_state, schedules
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
-from expt.training.task_state import unchanged
+from expt.training.own_state import unchanged
 from expt.worker import build, comparison, diagnosis, fault, first_weights, rank_health
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
