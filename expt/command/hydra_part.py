@@ -20,7 +20,6 @@ from expt.command.mistakes import as_config_error
 from expt.config.constraints import typed
 from expt.config.keys import flat
 from expt.errors import ConfigError, warn
-from expt.runs.overrides import literal
 
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
@@ -89,7 +88,9 @@ def named_axes(composed: DictConfig) -> list[str]:
         if OmegaConf.is_dict(value):
             example = ", ".join(f"{key}.{name}: {below}" for name, below in value.items())
             raise ConfigError(f"hydra.sweeper.params.{key}: a key of it is dotted; write {example}")
-        text = literal(OmegaConf.to_container(value)) if OmegaConf.is_list(value) else value
+        text = (
+            typed(OmegaConf.to_container(value), exact=True) if OmegaConf.is_list(value) else value
+        )
         found.append(readable(f"{key}={text}"))
     return found
 

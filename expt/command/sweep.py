@@ -23,6 +23,7 @@ from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.constraints import quoted
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.keys import value_at, without_effect
@@ -37,7 +38,6 @@ from expt.machine import Machine
 from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
 from expt.runs.found import GridRecord, read_grid, results, write_grid
-from expt.runs.overrides import quoted
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 from expt.runs.view.text import sweep_command
