@@ -141,20 +141,20 @@ def names_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def typed(value: Any, *, exact: bool = False) -> str:
+def typed(value: Any, *, exact: bool = False, text: Callable[[str], str] | None = None) -> str:
     """Return a value as it is typed on the command line: null, true, [1,2], {a:1}, 'a b'.
 
-    Unless it is to be `exact`, 1.0 is written as 1.
+    Unless it is to be `exact`, 1.0 is written as 1; a text is written by `text`, or `quoted`.
     """
+    below = functools.partial(typed, exact=exact, text=text)
     if isinstance(value, str):
-        return quoted(value)
+        return (text or quoted)(value)
     if isinstance(value, float) and not exact:
         return str(value).removesuffix(".0")
     if isinstance(value, list | tuple):
-        return f"[{','.join(typed(each, exact=exact) for each in value)}]"
+        return f"[{','.join(map(below, value))}]"
     if isinstance(value, Mapping):
-        pairs = (f"{key}:{typed(each, exact=exact)}" for key, each in value.items())
-        return f"{{{','.join(pairs)}}}"
+        return f"{{{','.join(f'{key}:{below(each)}' for key, each in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -348,13 +348,13 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "word"),
     [
-        ("mine/x", "# @package optimizer\nlr: fast\n", "+mine=x"),
-        ("mine/x", "\n#@package _global_.optimizer\n# mine\nlr: fast\n", "+mine=x"),
-        ("mine/x", "# @package _global_\noptimizer: {lr: fast}\n", "+mine=x"),
-        ("mine/x", "lr: fast\n", "+mine@optimizer=x"),
+        ("mine/x", "# @package optimizer\nlr: '0.1'\n", "+mine=x"),
+        ("mine/x", "\n#@package _global_.optimizer\n# mine\nlr: '0.1'\n", "+mine=x"),
+        ("mine/x", "# @package _global_\noptimizer: {lr: '0.1'}\n", "+mine=x"),
+        ("mine/x", "lr: '0.1'\n", "+mine@optimizer=x"),
         (
             "optimizer/x",
-            "# mine\n# @package model\ndefaults: [adam]\nlr: fast\n",
+            "# mine\n# @package model\ndefaults: [adam]\nlr: '0.1'\n",
             "optimizer=x",
         ),
     ],
