@@ -264,19 +264,16 @@ class Kept(Held):
         return eval_batch_size(options)
 
 
-def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
-    """Return the pictures of each part."""
-    how = _how(pairs, dataset)
-    return {part: Pictures(each, **how) for part, each in pairs.items()}
-
-
-def _how(pairs: Mapping[str, Any], dataset: Any) -> Any:
-    """Return how pictures are read, grey ones if the first is and nothing else is said."""
+def pictures_of(
+    pairs: Mapping[str, Any], dataset: Any, kind: type[Pictures] = Pictures, **more: Any
+) -> dict[str, Any]:
+    """Return the pictures of each part, grey ones if the first is and nothing else is said."""
     channels = dataset.channels
     if channels is None:
         first = open_picture(next(iter(pairs.values()))[0][0], name="sample 0")
         channels = 1 if first.mode in ("1", "L") else 3
-    return {"channels": channels, "size": dataset.image_size, "needed": dataset.needed}
+    how: Any = {"channels": channels, "size": dataset.image_size, "needed": dataset.needed}
+    return {part: kind(each, **how, **more) for part, each in pairs.items()}
 
 
 def of_sets(
@@ -408,7 +405,6 @@ def _resized(mask: np.ndarray, image_size: tuple[int, int]) -> Tensor:
 def of_masks(pairs: Mapping[str, Any], dataset: Any, opening: Opening) -> Source:
     """Return the parts of pictures and masks."""
     values = mask_of(dataset, opening.task)
-    how = _how(pairs, dataset)
-    sets = {part: MaskPictures(each, values=values, **how) for part, each in pairs.items()}
+    sets = pictures_of(pairs, dataset, MaskPictures, values=values)
     more: dict[str, Any] = {"targets_of": sets["train"].occurring} if "train" in sets else {}
     return of_sets(sets, values, opening.num_workers, **more)

@@ -97,7 +97,9 @@ class Pool:
         )
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
-        self._faulty = FaultyGpus(self._gpus)
+        self._faulty = FaultyGpus(
+            self._gpus, lambda number: self._runs[number].job.asked.config.batch_size
+        )
         self._runs: list[_Run] = []  # by number
         self._numbers: dict[Job, int] = {}
         self._active: dict[int, _Run] = {}  # by number
@@ -242,9 +244,8 @@ class Pool:
             self._last = run.job.asked.config
             self._packing(run).add([self._demand(run)])
         self._queued.clear()
-        while demand := self._faulty.pop_impossible():
-            run = self._runs[demand.run]
-            self._end(run, self._faulty.too_few(demand, run.job.asked.config.batch_size))
+        for number, error in self._faulty.stranded():
+            self._end(self._runs[number], error)
         for packing in (self._gpus, self._cores):
             held = dict[int, list[str]]()
             while self._clock() >= self._next_start:
@@ -362,17 +363,13 @@ class Pool:
         # Where another run trains, a GPU works.
         others = (other.job for other in self._active.values())
         works = {gpu for other in others if other.trains for gpu in other.devices}
-        size, now = job.asked.config.batch_size, self._clock()
         try:
-            demand = self._faulty.elsewhere(
-                self._demand(run), error, works=works, batch_size=size, now=now
-            )
+            demand = self._faulty.elsewhere(self._demand(run), error, works, self._clock())
         except ExptError as failure:
             return failure
         run.avoided = demand.avoided
-        self._observer.job_moved(
-            job, "; ".join(fault for gpu, fault in error.gpus.items() if gpu in run.avoided)
-        )
+        faults = (fault for gpu, fault in error.gpus.items() if gpu in run.avoided)
+        self._observer.job_moved(job, "; ".join(faults))
         take_back(job.paths, error)
         job.status, job.started_at = QUEUED, 0.0
         self._requeue(run)

@@ -8,6 +8,7 @@ al., 2017), for which no worker waits.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from expt.errors import ConfigError
 from expt.features import at_least_single
@@ -57,14 +57,18 @@ def part_from_workers(module: nn.Module) -> None:
         if isinstance(layer, SynchronisedBatchNorm):
             layer.gather = lambda values: values[None]
         elif type(layer) is nn.SyncBatchNorm:  # a custom one may do more
-            layer.__class__ = _PartedBatchNorm
+            _group(layer, sys.maxsize)
 
 
 def group(module: nn.Module, size: int) -> None:
     """Have the batch norms inside `module` normalize each `size` images by themselves."""
     for layer in of_torch(module):
-        layer.__class__ = GroupedBatchNorm
-        layer.group_size = size
+        _group(layer, size)
+
+
+def _group(layer: Any, size: int) -> None:
+    layer.__class__ = GroupedBatchNorm
+    layer.group_size = size
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
@@ -116,14 +120,6 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         output, mean, variance = _AcrossWorkers.apply(input, *settings)
         _remember(self, mean, variance)
         return cast(Tensor, output)
-
-
-class _PartedBatchNorm(nn.SyncBatchNorm):
-    """A batch norm of torch's over the images of all workers, parted from them."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize [B, C, ...] by this worker's images, and wait for no other."""
-        return _BatchNorm.forward(self, input)
 
 
 class _AcrossWorkers(torch.autograd.Function):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import expt
+from expt.command.preflight import Tried, together_s
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch.pool import PoolOptions
-from expt.launch.preflight import Tried, together_s
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.failure import LOG, RAISED
