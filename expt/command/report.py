@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +46,11 @@ EXAMPLES = """examples
   python -m expt report SWEEP --importance --optuna study.log      which settings mattered
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
-
-
 _TAKEN = {"verdict": "metric", "importance": "", "html": "sort", "": "sort csv plot"}
-"""The options of each form of a report, next to those of all; "" is a list or a table."""
-_TAKEN_BY_ALL = "folders filter all optuna"
+"""The options that only one form of a report takes; "" is a list or a table."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(argparse.Namespace):
     """The options of a report, by their names."""
 
     folders: list[Path]
@@ -267,16 +263,16 @@ def parse(words: Sequence[str]) -> Asked:
     add("--optuna", type=Path, metavar="FILE", help="write a study for optuna-dashboard")
     add("--html", type=Path, metavar="FILE", help="write one page about a sweep, to hand on")
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
-    found = vars(parser.parse_args(list(words)))
-    found.pop("json", None)
-    asked = Asked(**{**found, "folders": found["folders"] or [Path("outputs")]})
+    asked = parser.parse_args(list(words), Asked())
+    asked.folders = asked.folders or [Path("outputs")]
     if asked.html and not asked.of_sweep:
         raise ConfigError("--html: is about one sweep; name its folder")
     if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
-    for option, value in found.items():
-        taken = f"{asked.form} {_TAKEN[asked.form]} {_TAKEN_BY_ALL}".split()
-        if value and option not in taken:
+    others = {name for names in _TAKEN.items() for name in " ".join(names).split()}
+    others -= {asked.form, *_TAKEN[asked.form].split()}
+    for option in sorted(others):
+        if getattr(asked, option):
             raise ConfigError(f"--{option}: does not go with --{asked.form}; leave one out")
     return asked
 

@@ -30,6 +30,11 @@ _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 """Keys that change the number of an epoch's steps."""
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 _OF_END = ("epochs", "max_steps", *_OF_PLAN)
+_OTHER = {
+    "data": "dataset: its files are not those that {run} was trained on",
+    "base": "model.path={model.path}: its files are not those that {run} began from",
+    "frozen": "task, model: weights of a frozen network are not those that {run} was trained with",
+}
 
 
 class Source(NamedTuple):
@@ -105,24 +110,13 @@ def check(source: Source, request: RunRequest) -> None:
         _refuse_other_plan(source, config)
     if made is None:  # a checkpoint without its run
         return
-
-    def refuse_other(part: str, what: str, verb: str, instead: str) -> None:
-        if made is not None and made.get(part) != content.get(part):
-            those = f"those that {found.run} {verb}"
-            raise ConfigError(f"{what} are not {those}; give these, or {instead}")
-
-    new, by_weights = "start a new run", source.by_weights()
-    refuse_other(
-        "data",
-        "dataset: its files",
-        "was trained on",
-        new if source.rule == "resume" else by_weights,
-    )
-    base = f"model.path={getattr(config.model, 'path', None)}: its files"
-    refuse_other("base", base, "began from", new)
-    if source.rule == "resume":
-        frozen = "task, model: weights of a frozen network"
-        refuse_other("frozen", frozen, "was trained with", by_weights)
+    is_resume, new, by_weights = source.rule == "resume", "start a new run", source.by_weights()
+    instead = {"data": new if is_resume else by_weights, "base": new}
+    instead |= {"frozen": by_weights} if is_resume else {}
+    for part, fix in instead.items():
+        if made.get(part) != content.get(part):
+            text = _OTHER[part].format(run=found.run, model=config.model)
+            raise ConfigError(f"{text}; give these, or {fix}")
     if made.get("code") != content.get("code") or own_code.changed(record):
         _judge_other_code(source, request)
 
