@@ -160,7 +160,7 @@ def test_a_copy_of_torchs_own_waits_for_no_other_worker(tmp_path: Path) -> None:
             layer(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
         return layer.running_mean.tolist()  # type: ignore[union-attr]
 
-    found = together(tmp_path / "ranks", 2, alone)
+    found = together(tmp_path, 2, alone)
     assert found == [[pytest.approx(0.2), pytest.approx(0.4)], [0.0, 0.0]]
 
 

@@ -354,9 +354,8 @@ def how_to_continue(request: RunRequest, error: errors.ExptError) -> str:
             return f"\nmend it, {in_new}"
         return f"\nto continue from its last checkpoint: {command}"
     # Not a refusal, after which the record is as before.
-    if not isinstance(error, errors.ConfigError) or read_result(request.paths).get("error") != str(
-        error
-    ):
+    is_recorded = read_result(request.paths).get("error") == str(error)
+    if not (is_recorded and isinstance(error, errors.ConfigError)):
         return ""
     if has_code:
         return f"; {in_new}"
