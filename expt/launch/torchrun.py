@@ -34,13 +34,12 @@ from expt.gpus import gpu_uuid
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepare
 from expt.machine import command_alone
-from expt.runs.attempt import Attempt, record_end
+from expt.runs.attempt import Attempt, Rollback, record_end
 from expt.runs.failure import LOG, write_error
 from expt.runs.overrides import setting_word
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest, received
 from expt.runs.result import INTERRUPTED, Host, Record
-from expt.runs.rollback import Rollback
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import Console, say

@@ -20,10 +20,10 @@ from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
 from expt.errors import counted, decimals, warn
 from expt.runs import provenance, tags
+from expt.runs.attempt import Rollback
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Best, cost_until_now, read_result, update_result
-from expt.runs.rollback import Rollback
 from expt.tasks.sums import Averages
 from expt.training.learner import Position
 

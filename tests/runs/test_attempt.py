@@ -11,11 +11,10 @@ from expt.config.identity import VERSION, Content
 from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, record_end, record_refusal, take_back
+from expt.runs.attempt import Attempt, Rollback, record_end, record_refusal, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from expt.runs.rollback import Rollback
 from tests.facade import Capture, Patch, checkpoint_state, record_points, request
 
 
