@@ -120,7 +120,9 @@ class Attempt:
         config, until = request.config, request.until_epoch
         earlier = read_result(self.paths) if request.resumes else Record()
         found = source.checkpoint if source is not None and source.rule == "resume" else None
-        resumed = {"checkpoint": str(found.file), "step": found.step} if found else None
+        resumed: Record = {}
+        if found is not None:
+            resumed["resumed_from"] = {"checkpoint": str(found.file), "step": found.step}
         own = own_code.own_modules(own_code.targets(config)).items()
         # It is still its search's when a person resumes it.
         is_same = resumed or earlier.get("identity") == request.identity.digest
@@ -141,7 +143,7 @@ class Attempt:
             **_known(request),
             **request.about,
             **provenance.describe(file for name, file in own if not own_code.is_of_main(name)),
-            **({"resumed_from": resumed} if resumed else {}),
+            **resumed,
         }
 
     def _lineage(self, source: Source | None) -> Record:
