@@ -52,23 +52,15 @@ class _Run:
     job: Job
     avoided: frozenset[str] = frozenset()
     """GPUs that have failed it."""
-    lock: FolderLock | None = None
-    started_before: float | None = None
-    """The start in the record that this attempt has found in its folder."""
+    attempt: Attempt | None = None
+    """Its attempt under way, which holds the lock of its folder."""
     workers: Workers | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """True if this attempt has written its record."""
-        if self.workers is not None or self.lock is None:
-            return self.workers is not None
-        return read_result(self.job.paths).get("started") != self.started_before
 
     def unlock(self) -> None:
         """Let others have the folder."""
-        if self.lock is not None:
-            self.lock.release()
-        self.lock = None
+        if self.attempt and self.attempt.lock:
+            self.attempt.lock.release()
+        self.attempt = None
 
 
 class Pool:
@@ -289,22 +281,21 @@ class Pool:
         try:
             if not job.retries:
                 refuse_changed(request)
-            run.lock = FolderLock(job.paths, 0.0 if self._waits_for_folders else None)
+            lock = FolderLock(job.paths, 0.0 if self._waits_for_folders else None)
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
+            run.attempt = Attempt(
+                request=dataclasses.replace(request, typed_at=request.typed_at or job.started_at),
+                number=request.next_attempt(),
+                devices=devices,
+                lock=lock,
+            )
             record = read_result(job.paths)
-            run.started_before = record.get("started")
             if request.may_have_run and has_reached(record, request.until_epoch):
                 self._end(run, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
-            attempt = Attempt(
-                request=dataclasses.replace(request, typed_at=request.typed_at or job.started_at),
-                number=request.next_attempt(),
-                devices=devices,
-                lock=run.lock,
-            )
-            run.workers = self._start_workers(attempt)
+            run.workers = self._start_workers(run.attempt)
             job.bytes_at_start = job.paths.num_bytes()  # not zero, where it resumes
         except ExptError as error:
             self._stop(run, error)
@@ -415,7 +406,7 @@ class Pool:
         """End a job by an error, and the workers and the record of its attempt, if it has begun."""
         if run.workers is not None:
             run.workers.stop()
-        if run.has_begun:
+        if run.attempt and run.attempt.has_begun:
             record_end(run.job.paths, error)
         self._end(run, error)
 

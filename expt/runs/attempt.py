@@ -38,7 +38,7 @@ from expt.runs.result import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Attempt:
     """One try at carrying out a request; there are more if workers fail, or the run is resumed."""
 
@@ -48,6 +48,8 @@ class Attempt:
     """The names of GPUs in CUDA_VISIBLE_DEVICES; empty for the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
+    has_begun: bool = False
+    """True once result.json is this attempt's, unless the attempt was refused."""
 
     @property
     def paths(self) -> RunPaths:
@@ -78,9 +80,11 @@ class Attempt:
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
         try:
+            self.has_begun = True
             self._keep_origin()
             return None if source is None else continuing.take(source, self.paths)
         except BaseException as error:
+            self.has_begun = not isinstance(error, ConfigError)
             record_end(self.paths, error)
             raise
 
