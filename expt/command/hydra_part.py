@@ -153,7 +153,7 @@ def _words_in_files(
             if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
                 yield file.path, f"{found[1]}={value}"
         for key, value in flat({"hydra": file.content.get("hydra") or {}}).items():
-            yield file.path, f"{key}={typed(value)}"
+            yield file.path, f"{key}={typed(value, text=str)}"
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:

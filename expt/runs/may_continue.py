@@ -110,9 +110,10 @@ def check(source: Source, request: RunRequest) -> None:
         _refuse_other_plan(source, config)
     if made is None:  # a checkpoint without its run
         return
-    is_resume, new, by_weights = source.rule == "resume", "start a new run", source.by_weights()
-    instead = {"data": new if is_resume else by_weights, "base": new}
-    instead |= {"frozen": by_weights} if is_resume else {}
+    new, by_weights = "start a new run", source.by_weights()
+    instead = {"data": by_weights, "base": new}
+    if source.rule == "resume":
+        instead = {"data": new, "base": new, "frozen": by_weights}
     for part, fix in instead.items():
         if made.get(part) != content.get(part):
             text = _OTHER[part].format(run=found.run, model=config.model)
