@@ -120,8 +120,9 @@ def in_a_shell(word: str) -> str:
 
 def in_quotes(word: str) -> str:
     """Return a word for any shell, in double quotes if it has single ones of its own."""
-    is_free = not re.search(r'["$`!\\]', word)  # of what a shell reads between double quotes
-    return f'"{word}"' if "'" in word and is_free else shlex.quote(word)
+    if "'" in word and not re.search(r'["$`!\\]', word):  # which a shell reads in double quotes
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 @functools.cache

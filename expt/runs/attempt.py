@@ -207,7 +207,7 @@ class Rollback:
         temporary.rename(kept)
 
     def commit(self) -> None:
-        """Remove what is kept: the run continues, or has begun again."""
+        """Remove the copy: the run continues, or has begun again."""
         shutil.rmtree(self._kept, ignore_errors=True)
 
     def restore(self) -> bool:
