@@ -141,14 +141,14 @@ def energy_j(gpus: Sequence[str]) -> float | None:
 
     None where NVML has no such meter.
     """
-    if not gpus:
+    if not gpus or is_simulated():
         return None
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError, ValueError), _nvml():
         handles = [
             (
-                pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(gpu))
                 if gpu.startswith("GPU-")
                 else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
             )

@@ -247,6 +247,26 @@ def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: Patch) -> None
     assert gpus._gpus() == [("0", "unknown"), ("GPU-1", "name 1")]
 
 
+def test_energy_is_of_the_gpus_that_compute(monkeypatch: Patch) -> None:
+    def handle(uuid: bytes | str) -> str:
+        if uuid not in joules:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return str(uuid)
+
+    joules = {"GPU-11aa": 1.0, "GPU-22bb": 2.0}
+    monkeypatch.setattr(gpus, "_gpus", lambda: [(uuid, "") for uuid in joules])
+    monkeypatch.setattr(gpus, "_nvml", contextlib.nullcontext)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", [*joules].__getitem__)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda uuid: 1000 * joules[uuid]
+    )
+    assert gpus.energy_j(["0"]) == 1.0
+    assert gpus.energy_j(["GPU-11", "GPU-22bb"]) == 3.0, "abbreviated, as CUDA takes it"
+    monkeypatch.setenv(gpus.SIMULATED_GPUS, "2")
+    assert gpus.energy_j(["0"]) is None
+
+
 @pytest.mark.parametrize(
     ("version", "driver", "asks"),
     [

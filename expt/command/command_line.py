@@ -16,13 +16,14 @@ from expt.command.grammar import Override, parse, parse_one, readable, replaces
 from expt.command.hydra_part import own_folders_of
 from expt.command.words import Exact, Options
 from expt.config import kept_code
+from expt.config.constraints import quoted
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import run_named
-from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, quoted, unquoted
+from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, unquoted
 from expt.runs.paths import RunPaths, in_use, is_held, is_sweep
 from expt.runs.result import Record
 

@@ -6,16 +6,53 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from expt.config.constraints import typed
 from expt.config.keys import flat
 from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError
 from expt.runs.overrides import key_of
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A file of settings: those of a run, or those of a group's choice."""
+
+    path: Path
+
+    @functools.cached_property
+    def content(self) -> dict[str, Any]:
+        """Its mapping; empty where it holds none."""
+        try:
+            content = read_yaml(self.path)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{self.path}: {' '.join(str(error).split())}") from None
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def defaults(self) -> list[Any]:
+        """Its defaults list; empty where it has none."""
+        found = self.content.get("defaults")
+        return found if isinstance(found, list) else []
+
+    @property
+    def package(self) -> str | None:
+        """The package that its first lines name; None where it is that of its group."""
+        text = self.path.read_text(encoding="utf-8")
+        found = re.match(r"(\s*#\s*@.*\n)*?\s*#\s*@package\s+(\S+)", text)
+        return found[2] if found else None
+
+    def all_keys(self) -> Iterator[str]:
+        """Yield its own keys and those right below them, dotted."""
+        for key, value in self.content.items():
+            if key not in ("defaults", "hydra"):
+                yield key
+                if isinstance(value, dict):
+                    yield from (f"{key}.{below}" for below in value)
 
 
 @functools.cache
@@ -33,7 +70,7 @@ def options(group: str, *own: Path) -> list[str]:
 @functools.cache
 def keys_in_yaml() -> tuple[str, ...]:
     """Return every key that may be set, dotted."""
-    found = [*groups(), *_keys_in(_content(conf_dir() / "config.yaml"))]
+    found = [*groups(), *YamlFile(conf_dir() / "config.yaml").all_keys()]
     found += (key for group in groups() for name in options(group) for key in keys_of(group, name))
     return tuple(dict.fromkeys(found))
 
@@ -41,9 +78,9 @@ def keys_in_yaml() -> tuple[str, ...]:
 def keys_of(group: str, name: str) -> list[str]:
     """Return the keys of a choice, dotted; none of one that sets those of others."""
     path = conf_dir() / group / f"{name}.yaml"
-    if _is_global(path):
+    if YamlFile(path).package is not None:
         return []
-    found = dict.fromkeys(key for each in lineage(path) for key in _keys_in(_content(each)))
+    found = dict.fromkeys(key for each in lineage(path) for key in YamlFile(each).all_keys())
     return [f"{group}.{key}" for key in found if key != "name"]
 
 
@@ -53,26 +90,13 @@ def lineage(path: Path, *below: Path) -> Iterator[Path]:
     A later one sets keys again. Of custom YAML those of expt's count too. One of `below`, which
     name this one, is left out.
     """
-    for name in _defaults(_content(path)):
+    for name in YamlFile(path).defaults:
         folders = (path.parent, conf_dir() / path.parent.name)
         every = (folder / f"{name}.yaml" for folder in folders if isinstance(name, str))
         others = (file for file in every if file.is_file() and file not in (path, *below))
         if above := next(others, None):
             yield from lineage(above, path, *below)
     yield path
-
-
-def _is_global(path: Path) -> bool:
-    """Return whether the file of a choice sets keys of other groups, too."""
-    return "# @package _global_" in path.read_text(encoding="utf-8")
-
-
-def _keys_in(content: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in content.items():
-        if key not in ("defaults", "hydra"):
-            yield key
-            if isinstance(value, dict):
-                yield from (f"{key}.{below}" for below in value)
 
 
 def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[Path]:
@@ -115,23 +139,32 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
 
     Of the files in `folders` those count that are chosen, by group.
     """
-    for path in _files_of(folders, chosen):
-        for token in yaml.scan(path.read_bytes()):
+    for _, file in chosen_files(folders, chosen):
+        for token in yaml.scan(file.path.read_bytes()):
             text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
             found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
             is_decimal = re.fullmatch(r"[-+]?(0|[1-9][\d_]*)([.eE].*)?", text)
             if isinstance(found, int | float) and not is_decimal:
-                place = f"{path}:{token.start_mark.line + 1}"
+                place = f"{file.path}:{token.start_mark.line + 1}"
                 fix = f"YAML reads it as {found}; write that, or a text in quotes"
                 raise ConfigError(f"{place}: {text}: {fix}")
 
 
-def _files_of(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> Iterator[Path]:
-    """Yield the files in `folders` that are chosen, by group, after those that they build on."""
-    for folder, (group, name) in itertools.product(folders, chosen.items()):
-        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
-        if path.is_file():
-            yield from (each for each in lineage(path) if each.is_relative_to(folder))
+def chosen_files(
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None]
+) -> Iterator[tuple[str, YamlFile]]:
+    """Yield the files in `folders` that are chosen, each with the package of its keys.
+
+    They come after those that they build on.
+    """
+    for folder, (place, name) in itertools.product(folders, chosen.items()):
+        group, _, package = place.partition("@")
+        path = Path(folder, group, f"{name}.yaml")
+        files = [YamlFile(each) for each in lineage(path)] if path.is_file() else []
+        for file in files:
+            if file.path.is_relative_to(folder):
+                of = package or file.package or group.replace("/", ".")
+                yield re.sub(r"^_global_\.?", "", of), file
 
 
 def written_in(
@@ -144,13 +177,12 @@ def written_in(
     if any(_sets(word, key) for word in words):
         return None
     found = None
-    for path in _files_of(folders, chosen):
-        content = _content(path)
-        if f"hydra.sweeper.params.{key}" in flat(content):  # an axis, which goes before all values
-            return str(path), key
-        nested = content if _is_global(path) else {path.parent.name: content}
-        if re.split(r"\.\d+\b", key)[0] in flat(nested):  # of the last file, as in Hydra
-            found = str(path), key.rpartition(".")[2]
+    for package, file in chosen_files(folders, chosen):
+        own, below = flat(file.content), f"{package}." if package else ""
+        if f"hydra.sweeper.params.{key}" in own:  # an axis, which goes before all values
+            return str(file.path), key
+        if re.split(r"\.\d+\b", key)[0] in {f"{below}{each}" for each in own}:
+            found = str(file.path), key.rpartition(".")[2]  # of the last file, as in Hydra
     return found
 
 
@@ -158,33 +190,3 @@ def _sets(word: str, key: str) -> bool:
     """Return whether a word sets a key, one below it, or a mapping above it."""
     own = f"{key_of(word)}."
     return own.startswith(f"{key}.") or (f"{key}.".startswith(own) and "={" in word)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; empty where it holds none."""
-    try:
-        content = read_yaml(path)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _defaults(content: Mapping[str, Any]) -> list[Any]:
-    """Return the defaults list of a file; empty where it has none."""
-    found = content.get("defaults")
-    return found if isinstance(found, list) else []
-
-
-def hydra_words(
-    folders: Iterable[str | Path], chosen: Mapping[str, str | None]
-) -> Iterator[tuple[Path, str]]:
-    """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
-    for path in _files_of(folders, chosen):
-        content = _content(path)
-        mappings = [each for each in _defaults(content) if isinstance(each, dict)]
-        for entry in mappings:
-            for key, value in entry.items():
-                if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
-                    yield path, f"{found[1]}={value}"
-        for key, value in flat({"hydra": content.get("hydra") or {}}).items():
-            yield path, f"{key}={typed(value)}"

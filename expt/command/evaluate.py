@@ -87,7 +87,7 @@ def evaluate(
         settings.settings(run, record, asked._replace(which=which)) for run, record, which in begun
     ]
     measured += settings.mean_of(measured)
-    from expt.launch import one_run
+    from expt.launch.evaluations import evaluate_all
     from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []
@@ -98,7 +98,7 @@ def evaluate(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
         ) from error
     console = terminal.console(quiet=quiet)
-    failed = one_run.carry_out(requests, console)
+    failed = evaluate_all(requests, console)
     terminal.put_runs(((x.paths.folder, read_result(x.paths)) for x in requests), "evaluations")
     done = [each.paths for each in requests if read_result(each.paths).get("status") == COMPLETED]
     print_evaluations(console, done)

@@ -21,12 +21,12 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import OverrideParseException
 
-from expt.config.constraints import plain
+from expt.config.constraints import plain, quoted
 from expt.config.groups import GROUPS
 from expt.config.key_types import takes_text
 from expt.config.parse import with_value
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, quoted, values_of
+from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, values_of
 from expt.runs.result import Record
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]

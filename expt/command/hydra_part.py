@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import hydra_words
+from expt.command.conf_files import chosen_files
 from expt.command.grammar import lock, readable
 from expt.command.mistakes import as_config_error
+from expt.config.constraints import typed
+from expt.config.keys import flat
 from expt.errors import ConfigError, warn
-from expt.runs.overrides import literal
 
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
@@ -28,6 +30,13 @@ USED = tuple(
     " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
 )
 """Beginnings of Hydra's keys that expt reads."""
+LEAST = {
+    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0,
+    # On a cluster:
+    "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1,
+    "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
+}  # fmt: skip
+"""The least value of each key of `hydra.launcher`."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 
@@ -79,7 +88,9 @@ def named_axes(composed: DictConfig) -> list[str]:
         if OmegaConf.is_dict(value):
             example = ", ".join(f"{key}.{name}: {below}" for name, below in value.items())
             raise ConfigError(f"hydra.sweeper.params.{key}: a key of it is dotted; write {example}")
-        text = literal(OmegaConf.to_container(value)) if OmegaConf.is_list(value) else value
+        text = (
+            typed(OmegaConf.to_container(value), exact=True) if OmegaConf.is_list(value) else value
+        )
         found.append(readable(f"{key}={text}"))
     return found
 
@@ -115,7 +126,7 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
     Warn of its other keys of Hydra's that have no effect.
     """
     choices, axes = composed.hydra.runtime.choices, dict[Path, str]()
-    for path, word in hydra_words(folders, choices):
+    for path, word in _words_in_files(folders, choices):
         key, _, value = word.partition("=")
         if sweep and key.startswith(USED) and "/" in key and str(choices.get(key)) != value:
             raise ConfigError(
@@ -130,6 +141,19 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
             warn(f"{path}: {word} has no effect on expt's own runs")
     for path, word in axes.items():
         warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
+
+
+def _words_in_files(
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None]
+) -> Iterator[tuple[Path, str]]:
+    """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
+    for _, file in chosen_files(folders, chosen):
+        entries = (entry for entry in file.defaults if isinstance(entry, dict))
+        for key, value in ((key, value) for entry in entries for key, value in entry.items()):
+            if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
+                yield file.path, f"{found[1]}={value}"
+        for key, value in flat({"hydra": file.content.get("hydra") or {}}).items():
+            yield file.path, f"{key}={typed(value, text=str)}"
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:
@@ -148,8 +172,17 @@ def environment_of(composed: DictConfig) -> dict[str, str]:
 
 
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
-    """Return the keys of `hydra.launcher`, without that of a folder, which is made at once."""
+    """Return the keys of `hydra.launcher`, without that of a folder, which is made at once.
+
+    Raises ConfigError for a value by which nothing would ever start.
+    """
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
+    for key, least in LEAST.items():
+        value = found.get(key)
+        if value is not None and not (isinstance(value, int | float) and value >= least):
+            raise ConfigError(
+                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
+            )
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,39 @@ EXAMPLES = """examples
   python -m expt report SWEEP --importance --optuna study.log      which settings mattered
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
+_TAKEN = {"verdict": "metric", "importance": "", "html": "sort", "": "sort csv plot"}
+"""The options that only one form of a report takes; "" is a list or a table."""
+
+
+class Asked(argparse.Namespace):
+    """The options of a report, by their names."""
+
+    folders: list[Path]
+    sort: str | None
+    filter: list[str]
+    all: bool
+    csv: str | None
+    verdict: bool
+    metric: str | None
+    importance: bool
+    optuna: Path | None
+    html: Path | None
+    plot: Path | None
+
+    @functools.cached_property
+    def of_sweep(self) -> bool:
+        """True for one folder, which is a sweep's."""
+        return len(self.folders) == 1 and is_sweep(self.folders[0])
+
+    @property
+    def is_plain(self) -> bool:
+        """True if no option chooses a form, runs or files."""
+        return not (self.form or self.filter or self.csv or self.plot)
+
+    @property
+    def form(self) -> str:
+        """The option that asks for another form than a list or a table; empty without one."""
+        return next((form for form in _TAKEN if form and getattr(self, form)), "")
 
 
 @progress.phase("reading the runs")
@@ -55,31 +89,28 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
-    asks_more = asked.verdict or asked.importance or asked.filter or asked.csv
-    asks_more = asks_more or asked.plot or asked.html
-    if asked.of_sweep and not asks_more:
-        if asked.optuna:
-            _write_study(asked, Found.below(asked))
-        _print_leaderboard(asked.folders[0], asked)
-        return 0
-    found = Found.below(asked)
+    console = Console(stderr=asked.csv == "-")  # stdout is the table's
+    is_whole = asked.of_sweep and asked.is_plain
+    if asked.optuna or not is_whole:
+        found = Found.below(asked)
     if asked.optuna:
-        _write_study(asked, found)
+        _write_study(console, asked, asked.optuna, found)
+    if is_whole:
+        _print_leaderboard(console, asked)
+        return 0
     if asked.html:
         from expt.command.report_page import write_page  # late: it draws
 
-        runs = found.passing(asked.filter)
+        runs, _ = found.passing(asked.filter)
         found.check("--sort", asked.sort, runs)
-        write_page(asked.folders[0], runs, asked)
+        write_page(console, asked.html, asked.folders[0], runs, asked.sort)
     elif asked.verdict:
-        _print_verdict(asked, found)
+        _print_verdict(console, asked, found)
     elif asked.importance:
-        _print_importance(asked, found)
-    elif asked.of_sweep and asked.filter and asked.csv != "-":
-        _print_filtered_leaderboard(asked, found)
+        _print_importance(console, asked, found)
     else:
-        report(Console(), asked, found)
-    found.print_hidden(Console(stderr=asked.csv == "-"))
+        report(console, asked, found)
+    found.print_hidden(console)
     return 0
 
 
@@ -91,7 +122,7 @@ class Found(NamedTuple):
     """Those that the newest grid of each sweep corrects; no form of the report has them."""
 
     @classmethod
-    def below(cls, asked: argparse.Namespace) -> Found:
+    def below(cls, asked: Asked) -> Found:
         """Return the runs below the folders; with `--all`, or named one by one, none is hidden."""
         runs = list[FoundRun]()
         for folder in asked.folders:
@@ -129,33 +160,23 @@ class Found(NamedTuple):
             with self.naming(option):
                 check_key(key, self.runs if runs is None else runs)
 
-    def passing(self, filters: Sequence[str], *, by_run: bool = False) -> list[FoundRun]:
-        """Return the runs that pass, by row of a leaderboard or each by itself.
-
-        Raises ConfigError where none does.
-        """
-        if not by_run:
-            return self.in_rows(filters)[0]
-        with self.naming("--filter"):
-            kept = chosen(self.runs, filters)
-        self._refuse_none(kept, filters)
-        return kept
-
-    def in_rows(self, filters: Sequence[str]) -> tuple[list[FoundRun], list[FoundRun]]:
-        """Return the runs of rows that pass, and those of the whole table, as `filtered` does.
+    def passing(
+        self, filters: Sequence[str], *, by_run: bool = False
+    ) -> tuple[list[FoundRun], list[FoundRun]]:
+        """Return the runs that pass, by row of a leaderboard or each by itself, and all in rows.
 
         Raises ConfigError where none passes.
         """
         with self.naming("--filter"):
-            kept, among = filtered(self.runs, filters)
-        self._refuse_none(kept, filters)
-        return kept, among
-
-    def _refuse_none(self, kept: Sequence[FoundRun], filters: Sequence[str]) -> None:
+            if by_run:
+                kept, among = chosen(self.runs, filters), self.runs
+            else:
+                kept, among = filtered(self.runs, filters)
         if not kept:
             wanted = " and ".join(filters) or "a place in a newest grid"
             with self.naming():
                 raise ConfigError(f"none of {len(self.runs)} runs has {wanted}")
+        return kept, among
 
     @property
     def _left_out(self) -> list[FoundRun]:
@@ -169,34 +190,19 @@ def _by_sweep(runs: Sequence[FoundRun]) -> dict[Path, list[FoundRun]]:
     return found
 
 
-def _print_leaderboard(folder: Path, asked: argparse.Namespace) -> None:
+def _print_leaderboard(console: Console, asked: Asked) -> None:
+    (folder,) = asked.folders
     runs = read_runs(folder)
     if not runs:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
     Found(runs, {}).check("--sort", asked.sort)
-    conclude(Console(), folder, runs, asked.sort, all_runs=asked.all)
-    print_forks(Console(), without_copies(runs)[0])
+    conclude(console, folder, runs, asked.sort, all_runs=asked.all)
+    print_forks(console, without_copies(runs)[0])
 
 
-def _print_filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None:
-    """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
-    kept, among = found.in_rows(asked.filter)
-    found.check("--sort", asked.sort)
-    best = best_of(asked.folders[0], kept)
-    terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
-    terminal.put(best=best and best.as_record)
-    console, old = Console(), stale(kept)
-    _write_files(kept, asked)
-    console.print(leaderboard(kept, asked.sort, stale=old, among=among))
-    print_stale(console, old)
-    of_all = f"{len(kept)} of {len(found.runs)} runs"
-    say(console, f"shown        {of_all}: {' and '.join(asked.filter)}")
-    _print_files(console, asked)
-
-
-def _print_verdict(asked: argparse.Namespace, found: Found) -> None:
+def _print_verdict(console: Console, asked: Asked, found: Found) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    records = found.passing(asked.filter)
+    records, _ = found.passing(asked.filter)
     found.check("--metric", asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
@@ -208,29 +214,27 @@ def _print_verdict(asked: argparse.Namespace, found: Found) -> None:
         raise ConfigError("; ".join([str(error), *notes])) from None
     others = [{**one._asdict(), "other": one.other.settings} for one in judged.others]
     terminal.put(verdict={"best": judged.best.settings, "others": others})
-    console = Console()
     console.print(verdict.verdict_table(judged))
     for line in (*judged.notes, *notes):
         say(console, line)
 
 
-def _print_importance(asked: argparse.Namespace, found: Found) -> None:
+def _print_importance(console: Console, asked: Asked, found: Found) -> None:
     """Print how much each setting mattered for the objective."""
-    console = Console()
-    weights = importance(asked.folders[0], found.passing(asked.filter))
+    weights = importance(asked.folders[0], found.passing(asked.filter)[0])
     terminal.put(importance=weights)
     for table in importance_tables(weights):
         console.print(table)
     say(console, "ped_anova: by what the best runs have in common; fanova: by the variance of all")
 
 
-def _write_study(asked: argparse.Namespace, found: Found) -> None:
+def _write_study(console: Console, asked: Asked, file: Path, found: Found) -> None:
     """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
-    with _writing("--optuna", asked.optuna):
-        if asked.optuna.exists():
-            raise ConfigError(f"--optuna {asked.optuna}: is there already; choose another name")
-        study_of(asked.folders[0], found.passing(asked.filter), asked.optuna)
-    say(Console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
+    with _writing("--optuna", file):
+        if file.exists():
+            raise ConfigError(f"--optuna {file}: is there already; choose another name")
+        study_of(asked.folders[0], found.passing(asked.filter)[0], file)
+    say(console, f"study        {file}; look at it: optuna-dashboard {file}")
 
 
 def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
@@ -243,8 +247,8 @@ def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
     return [run for run in runs if run.folder not in broken]
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options, and `of_sweep` for one folder, which is a sweep's."""
+def parse(words: Sequence[str]) -> Asked:
+    """Read the options. Raises ConfigError for those that do not go together."""
     about = "List runs, print a sweep's leaderboard, or compare two runs side by side."
     parser = Parser("report", about, EXAMPLES)
     add = parser.add_argument
@@ -259,53 +263,62 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--optuna", type=Path, metavar="FILE", help="write a study for optuna-dashboard")
     add("--html", type=Path, metavar="FILE", help="write one page about a sweep, to hand on")
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
-    found = parser.parse_args(list(words))
-    found.folders = found.folders or [Path("outputs")]
-    found.of_sweep = len(found.folders) == 1 and is_sweep(found.folders[0])
-    others = {"--csv": found.csv, "--plot": found.plot, "--verdict": found.verdict}
-    for option, is_given in {**others, "--importance": found.importance}.items():
-        if found.html and is_given:
-            raise ConfigError(f"{option}: next to --html, whose page has its own; leave one out")
-    if found.metric and not found.verdict:
+    asked = parser.parse_args(list(words), Asked())
+    asked.folders = asked.folders or [Path("outputs")]
+    if asked.html and not asked.of_sweep:
+        raise ConfigError("--html: is about one sweep; name its folder")
+    if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
-    return found
+    others = {name for names in _TAKEN.items() for name in " ".join(names).split()}
+    others -= {asked.form, *_TAKEN[asked.form].split()}
+    for option in sorted(others):
+        if getattr(asked, option):
+            raise ConfigError(f"--{option}: does not go with --{asked.form}; leave one out")
+    return asked
 
 
-def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
-    """Print a list of runs, or two side by side, and write the table and the curves.
+def report(console: Console, asked: Asked, found: Found) -> None:
+    """Print runs in a list, two side by side, or in rows; write the table and the curves.
 
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
-    is_plain = not (asked.sort or asked.filter or asked.csv or asked.plot)
-    are_two = len(asked.folders) == len(found.runs) == 2 and is_plain
-    runs = found.runs
-    if not are_two:
-        runs = found.passing(asked.filter, by_run=not asked.of_sweep)
-        found.check("--sort", asked.sort)
-        runs = in_order(runs, asked.sort or "started")
+    are_two = len(asked.folders) == len(found.runs) == 2 and asked.is_plain and not asked.sort
+    kept, among = found.passing(asked.filter, by_run=not asked.of_sweep)
+    found.check("--sort", asked.sort)
+    runs = kept if are_two else in_order(kept, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)
+    written = _write_files(runs, asked)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
-        return
-    _write_files(runs, asked)
-    old = stale(runs)
-    if are_two:
-        console.print(side_by_side(*runs))
+    elif asked.of_sweep and asked.filter:
+        best, old = best_of(asked.folders[0], kept), stale(kept)
+        terminal.put(best=best and best.as_record)
+        console.print(leaderboard(kept, asked.sort, stale=old, among=among))
+        print_stale(console, old)
+        of_all = f"{len(kept)} of {len(found.runs)} runs"
+        say(console, f"shown        {of_all}: {' and '.join(asked.filter)}")
     else:
-        print_listing(console, runs, old)
-    print_ancestry(console, runs)
-    print_stale(console, old)
-    print_lost(console, runs)
-    for run in [run for run in runs if run.status == FAILED][-SHOWN_FAILURES:]:
-        say(console, f"failed       {run.folder.name}: {in_one_line(run.error)}")
-    _print_files(console, asked)
+        old = stale(runs)
+        if are_two:
+            console.print(side_by_side(*runs))
+        else:
+            print_listing(console, runs, old)
+        print_ancestry(console, runs)
+        print_stale(console, old)
+        print_lost(console, runs)
+        for run in [run for run in runs if run.status == FAILED][-SHOWN_FAILURES:]:
+            say(console, f"failed       {run.folder.name}: {in_one_line(run.error)}")
+    for line in written:
+        say(console, line)
 
 
-def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
-    """Write the table and the curves that are asked for."""
-    if asked.csv:
+def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
+    """Write the table and the curves that are asked for; return a line about each."""
+    lines = list[str]()
+    if asked.csv and asked.csv != "-":
         with _writing("--csv", asked.csv):
             write_atomically(Path(asked.csv), listing_csv(runs))
+        lines.append(f"table        {asked.csv}")
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
@@ -313,13 +326,8 @@ def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
             curves.learning_curves(runs, asked.plot)
         except ConfigError as error:
             raise ConfigError(f"--plot {error}") from None
-
-
-def _print_files(console: Console, asked: argparse.Namespace) -> None:
-    if asked.csv:
-        say(console, f"table        {asked.csv}")
-    if asked.plot:
-        say(console, f"curves       {asked.plot}")
+        lines.append(f"curves       {asked.plot}")
+    return lines
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import io
 import math
@@ -33,26 +32,26 @@ NAMED = 6
 """The largest number of settings that the question names."""
 
 
-def write_page(folder: Path, runs: Sequence[FoundRun], asked: argparse.Namespace) -> None:
+def write_page(
+    console: Console, file: Path, folder: Path, runs: Sequence[FoundRun], sort: str | None
+) -> None:
     """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
-    if not asked.of_sweep:
-        raise ConfigError("--html: is about one sweep; name its folder")
     runs = without_copies(runs)[0]
     best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
-        "Results": page.table(leaderboard(runs, asked.sort)),
+        "Results": page.table(leaderboard(runs, sort)),
         "Is the best one better?": _verdict(runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
         "What mattered": _importance(folder, runs),
         **(_of_best(best) if best else {}),
     }
     try:
-        write_atomically(asked.html, page.page(shown_path(folder), sections.items()))
+        write_atomically(file, page.page(shown_path(folder), sections.items()))
     except OSError as error:
-        raise ConfigError(f"--html {asked.html}: {error.strerror}") from None
-    terminal.put(html=str(asked.html.absolute()))
-    say(Console(), f"written      {asked.html}")
+        raise ConfigError(f"--html {file}: {error.strerror}") from None
+    terminal.put(html=str(file.absolute()))
+    say(console, f"written      {file}")
 
 
 def _question(runs: Sequence[FoundRun]) -> list[str]:

@@ -23,6 +23,7 @@ from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.constraints import quoted
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.keys import value_at, without_effect
@@ -32,12 +33,11 @@ from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer
-from expt.launch.pool import Pool, PoolOptions, check_options
+from expt.launch.pool import Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
 from expt.runs.found import GridRecord, read_grid, results, write_grid
-from expt.runs.overrides import quoted
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 from expt.runs.view.text import sweep_command
@@ -61,7 +61,6 @@ class Sweep:
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         command.at_end.callback(self._leave)
         options = launcher_options(composed)
-        check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
         launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))

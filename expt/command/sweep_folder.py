@@ -18,7 +18,7 @@ from expt.command.compose import Composer
 from expt.command.grammar import about_run, parse_one
 from expt.command.hydra_part import environment_of, hydra_files, place
 from expt.config import kept_code, own_code
-from expt.config.constraints import kind, plain
+from expt.config.constraints import kind, plain, typed
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.keys import value_at
 from expt.config.parse import parse, recorded
@@ -29,7 +29,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs import lineage
 from expt.runs.found import FoundRun, results
-from expt.runs.overrides import folder_names, literal
+from expt.runs.overrides import folder_names
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record, begun_at_step
@@ -121,7 +121,7 @@ class SweepFolder:
             key, hides = word.key_or_group, settings.get("secrets", ())
             if settings and "${" in str(word.value()) and key not in hides:
                 value = value_at(settings, key.split("."))
-                found[at] = f"{key}={kind(value) or literal(value)}"
+                found[at] = f"{key}={kind(value) or typed(value, exact=True)}"
         return found
 
     def corrected(self, asked: Sequence[SweepRun], keys: Sequence[str]) -> list[str]:

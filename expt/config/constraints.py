@@ -141,14 +141,36 @@ def names_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def typed(value: Any) -> str:
-    """Return a value as it is typed on the command line: null, true, [1,2], {a:1}."""
-    if isinstance(value, float):
+def typed(value: Any, *, exact: bool = False, text: Callable[[str], str] | None = None) -> str:
+    """Return a value as it is typed on the command line: null, true, [1,2], {a:1}, 'a b'.
+
+    Unless it is to be `exact`, 1.0 is written as 1; a text is written by `text`, or `quoted`.
+    """
+    below = functools.partial(typed, exact=exact, text=text)
+    if isinstance(value, str):
+        return (text or quoted)(value)
+    if isinstance(value, float) and not exact:
         return str(value).removesuffix(".0")
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(typed, value))}]"
+        return f"[{','.join(map(below, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{typed(each)}' for key, each in value.items())}}}"
+        return f"{{{','.join(f'{key}:{below(each)}' for key, each in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
+
+
+_OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
+
+
+def quoted(value: object) -> str:
+    """Return a text as Hydra's command-line grammar takes it."""
+    text = str(value)
+    if (
+        re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII)
+        and text.lower() not in _OTHER_THAN_TEXT
+    ):
+        return text
+    # a\'b as 'a\\\'b': a quote is escaped, and backslashes before one or the end are doubled.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'")
+    return f"'{escaped}'"

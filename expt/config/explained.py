@@ -102,7 +102,8 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     of_element = isinstance(last, int)
     if of_element and path[-1] != str(last):
         value = keys.value_at(node, path)
-    shown = repr(value) if isinstance(value, float) else typed(value)  # 1.0 is no integer
+    # 1.0 is no integer.
+    shown = repr(value) if isinstance(value, float) else typed(value, text=str)
     if rule == "unexpected_keyword_argument":
         return _Line(_of_unknown_key(path, value, shown, node, root), rule, value)
     if rule in _MISSING and not isinstance(value, list):

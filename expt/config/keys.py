@@ -114,8 +114,15 @@ def example_of(path: Sequence[str]) -> str:
 
 
 def in_a_shell(word: str) -> str:
-    """Return a word in quotes, if a shell would read it otherwise."""
-    return shlex.quote(word) if re.search(r"[^\w\[\]{}.,:=+@%/~-]|\{.*,", word) else word
+    """Return a word in quotes, if a shell would read it otherwise; brackets it leaves alone."""
+    return in_quotes(word) if re.search(r"[^\w\[\]{}.,:=+@%/~-]|\{.*,", word) else word
+
+
+def in_quotes(word: str) -> str:
+    """Return a word for any shell, in double quotes if it has single ones of its own."""
+    if "'" in word and not re.search(r'["$`!\\]', word):  # which a shell reads in double quotes
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 @functools.cache

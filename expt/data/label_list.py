@@ -220,12 +220,13 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
             for each in telling.values()
         )
         if telling and (is_one or not any(agrees)):
-            from expt.runs.overrides import joined, literal  # late: it imports all datasets
+            from expt.config.constraints import typed
+            from expt.runs.overrides import joined  # late: it imports all datasets
 
             words = {"dataset.labels": str(file), "dataset.target": next(iter(telling))}
             if max(map(len, found)) > 1 and len(folders) == 1:  # by one name in several folders
                 words = {"dataset.root": folders.pop(), **words}
             if len(cells) == 1:
                 del words["dataset.target"]
-            return joined([f"{key}={literal(word)}" for key, word in words.items()]), is_one
+            return joined([f"{key}={typed(word)}" for key, word in words.items()]), is_one
     return "", False

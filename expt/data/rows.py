@@ -403,9 +403,10 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
 
 def features_word(features: Sequence[str]) -> str:
     """Return the word of a command line that chooses features."""
-    from expt.runs.overrides import joined, literal  # late: it imports all kinds of datasets
+    from expt.config.constraints import typed
+    from expt.runs.overrides import joined  # late: it imports all kinds of datasets
 
-    return joined([f"dataset.features={literal([*features])}"])
+    return joined([f"dataset.features={typed([*features])}"])
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:

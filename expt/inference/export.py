@@ -28,7 +28,7 @@ from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.inference.load import TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
-from expt.training.task_state import load_task_state
+from expt.training.own_state import load_own_state
 
 Format = Literal["torch_export", "onnx"]
 SAMPLES = 64
@@ -110,7 +110,7 @@ def export(
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, record["data"], trained, number, preprocess)
         task = config.task.build(Facts(targets=trained.features.targets))
-        load_task_state(task, trained.workers, cpu)
+        load_own_state(task, trained.workers, cpu)
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)

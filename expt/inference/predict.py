@@ -20,8 +20,8 @@ from expt.inference.plan import Plan
 from expt.runs.request import Split, Trained
 from expt.tasks.task import Facts
 from expt.training.devices import held_by_others
+from expt.training.own_state import load_own_state
 from expt.training.precision import precision_kept, set_precision
-from expt.training.task_state import load_task_state
 
 
 class Predictor:
@@ -48,7 +48,7 @@ class Predictor:
             run.run, run.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
         )
         task = run.config.task.build(Facts(targets=run.features.targets))
-        load_task_state(task, model.workers, self.device)
+        load_own_state(task, model.workers, self.device)
         if task.phases:
             raise errors.ConfigError(
                 f"{run.run}: a model of several phases is used by expt.load only"

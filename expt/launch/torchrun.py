@@ -34,7 +34,7 @@ from expt.gpus import gpu_uuid
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepare
 from expt.machine import command_alone
-from expt.runs.attempt import Attempt, put_back, record_end
+from expt.runs.attempt import Attempt, Rollback, record_end
 from expt.runs.failure import LOG, write_error
 from expt.runs.overrides import setting_word
 from expt.runs.paths import RunPaths, at_work
@@ -255,7 +255,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     print(f"error: {text}", file=terminal.err, flush=True)
     with contextlib.suppress(OSError):
         write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
-    if me.rank == 0 and not (isinstance(error, ConfigError) and put_back(paths)):
+    if me.rank == 0 and not (isinstance(error, ConfigError) and Rollback(paths).restore()):
         record_end(paths, errors.RECORDED.get(type(error).__name__, RunFailed)(text))
 
 

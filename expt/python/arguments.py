@@ -13,11 +13,11 @@ from typing import Any
 
 from expt.command.words import Exact
 from expt.config import own_code
+from expt.config.constraints import typed
 from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError, warn
 from expt.python import main_module
-from expt.runs.overrides import literal
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a custom class."""
@@ -136,7 +136,7 @@ def text_of(key: str, value: Any) -> str:
     enum's member its value; tuples and arrays are lists. Raises ConfigError for a value that YAML
     has no form for.
     """
-    return literal(_plain(key, value))
+    return typed(_plain(key, value), exact=True)
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -38,7 +38,7 @@ from expt.runs.result import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Attempt:
     """One try at carrying out a request; there are more if workers fail, or the run is resumed."""
 
@@ -48,6 +48,8 @@ class Attempt:
     """The names of GPUs in CUDA_VISIBLE_DEVICES; empty for the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
+    has_begun: bool = False
+    """True once result.json is this attempt's, unless the attempt was refused."""
 
     @property
     def paths(self) -> RunPaths:
@@ -59,37 +61,40 @@ class Attempt:
 
         Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
-        if resumes := self.request.resumes:
+        if self.request.resumes:
             self._refuse_foreign()
-        source = continuing.find(self.request)
+        # Refused before a file is written.
+        source, rollback = continuing.find(self.request), Rollback(self.paths)
         if source is not None:
-            _back_up(self.paths)
-        elif resumes:
-            accept(self.paths)
+            rollback.save()
+        elif self.request.resumes:
+            rollback.commit()
             self.paths.clear_records()
-        record = self._first_record(port, source)
-        if source is not None and source.rule == "resume":
-            found = source.checkpoint
-            record["resumed_from"] = {"checkpoint": str(found.file), "step": found.step}
         try:
-            create_result(self.paths, may_exist=resumes, **record)
+            create_result(
+                self.paths, may_exist=self.request.resumes, **self._first_record(port, source)
+            )
         except FileExistsError:
-            accept(self.paths)
+            rollback.commit()
             raise ConfigError(
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
-        self.paths.write_hydra(self.request.hydra)
-        kept_code.keep(self.request.config, self.paths.code)
-        self.request.config.dataset.keep(self.paths.tokenizer)
-        classes = own_code.targets(self.request.config)
-        own_code.check_caches(own_code.own_modules(classes).values())
-        if source is None:
-            return None
         try:
-            return continuing.take(source, self.paths)
+            self.has_begun = True
+            self._keep_origin()
+            return None if source is None else continuing.take(source, self.paths)
         except BaseException as error:
+            self.has_begun = not isinstance(error, ConfigError)
             record_end(self.paths, error)
             raise
+
+    def _keep_origin(self) -> None:
+        """Keep the configuration, the code and the tokenizer of the run in its folder."""
+        config = self.request.config
+        self.paths.write_hydra(self.request.hydra)
+        kept_code.keep(config, self.paths.code)
+        config.dataset.keep(self.paths.tokenizer)
+        own_code.check_caches(own_code.own_modules(own_code.targets(config)).values())
 
     def _refuse_foreign(self) -> None:
         """Raise ConfigError for numbers that no record claims: a new start would remove them."""
@@ -118,10 +123,13 @@ class Attempt:
         request, host = self.request, socket.gethostname()
         config, until = request.config, request.until_epoch
         earlier = read_result(self.paths) if request.resumes else Record()
-        resumes = source is not None and source.rule == "resume"
+        found = source.checkpoint if source is not None and source.rule == "resume" else None
+        resumed: Record = {}
+        if found is not None:
+            resumed["resumed_from"] = {"checkpoint": str(found.file), "step": found.step}
         own = own_code.own_modules(own_code.targets(config)).items()
         # It is still its search's when a person resumes it.
-        is_same = resumes or earlier.get("identity") == request.identity.digest
+        is_same = resumed or earlier.get("identity") == request.identity.digest
         return {
             **(_kept(earlier, "search", "rerun_of") if is_same else {}),
             **({} if until is None else {"until_epoch": until}),
@@ -139,6 +147,7 @@ class Attempt:
             **_known(request),
             **request.about,
             **provenance.describe(file for name, file in own if not own_code.is_of_main(name)),
+            **resumed,
         }
 
     def _lineage(self, source: Source | None) -> Record:
@@ -173,52 +182,56 @@ def _kept(record: Record, *keys: str) -> Record:
     return cast(Record, {key: value for key, value in record.items() if key in keys})
 
 
-def _back_up(paths: RunPaths) -> None:
-    """Keep the record and numbers as they are, in case the workers refuse to continue.
+class Rollback:
+    """A resumed run's record and numbers as they were, until its workers accept the new ones."""
 
-    Both files are replaced as a whole, so links are enough. The copy of an attempt that was killed
-    before it was accepted counts.
-    """
-    if paths.before.exists():
-        return
-    temporary = paths.before.with_name(f"{paths.before.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for path in (paths.result, paths.metrics):
-        if path.exists():
-            link(path, temporary / path.name)
-    if paths.checkpoints.exists():
-        (temporary / paths.checkpoints.name).touch()
-    temporary.rename(paths.before)
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths, self._kept = paths, paths.before
 
+    def save(self) -> None:
+        """Keep the content as it is, unless an attempt that was killed before has kept it.
 
-def accept(paths: RunPaths) -> None:
-    """Remove the copy of the earlier record: the run continues, or has begun again."""
-    shutil.rmtree(paths.before, ignore_errors=True)
-
-
-def put_back(paths: RunPaths) -> bool:
-    """Put the earlier content of the folder back; return whether that was a run's."""
-    if not paths.before.exists():
-        return False
-    was_run = (paths.before / paths.result.name).exists()
-    for path in (paths.result, paths.metrics):
-        kept = paths.before / path.name
+        Its files are replaced as a whole, so links are enough.
+        """
+        paths, kept = self._paths, self._kept
         if kept.exists():
-            kept.replace(path)
-        elif path != paths.result:
-            path.unlink(missing_ok=True)
-    if not (paths.before / paths.checkpoints.name).exists():
-        shutil.rmtree(paths.checkpoints, ignore_errors=True)
-    accept(paths)
-    return was_run
+            return
+        temporary = kept.with_name(f"{kept.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for path in (paths.result, paths.metrics):
+            if path.exists():
+                link(path, temporary / path.name)
+        if paths.checkpoints.exists():
+            (temporary / paths.checkpoints.name).touch()
+        temporary.rename(kept)
+
+    def commit(self) -> None:
+        """Remove the copy: the run continues, or has begun again."""
+        shutil.rmtree(self._kept, ignore_errors=True)
+
+    def restore(self) -> bool:
+        """Put the earlier content back; return whether that was a run's."""
+        paths, kept = self._paths, self._kept
+        if not kept.exists():
+            return False
+        was_run = (kept / paths.result.name).exists()
+        for path in (paths.result, paths.metrics):
+            if (kept / path.name).exists():
+                (kept / path.name).replace(path)
+            elif path != paths.result:
+                path.unlink(missing_ok=True)
+        if not (kept / paths.checkpoints.name).exists():
+            shutil.rmtree(paths.checkpoints, ignore_errors=True)
+        self.commit()
+        return was_run
 
 
 def take_back(paths: RunPaths, error: BaseException) -> None:
     """Leave the folder as it was before its last attempt, which `error` ended before any step."""
     number = max(paths.attempts(), default=0)
     shutil.rmtree(paths.logs(number), ignore_errors=True)
-    if put_back(paths):
+    if Rollback(paths).restore():
         return
     if number:  # without a checkpoint its record was begun again
         record_end(paths, error)
@@ -233,7 +246,7 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
-        if isinstance(error, ConfigError) and put_back(paths):
+        if isinstance(error, ConfigError) and Rollback(paths).restore():
             return
         record = read_result(paths)
         reached = so_far(paths, record)

@@ -22,7 +22,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.runs import lineage, provenance
 from expt.runs.named_checkpoint import Checkpoint
-from expt.runs.overrides import joined, literal
+from expt.runs.overrides import joined
 from expt.runs.request import RunRequest
 from expt.runs.result import result_of_any
 
@@ -30,6 +30,11 @@ _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 """Keys that change the number of an epoch's steps."""
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 _OF_END = ("epochs", "max_steps", *_OF_PLAN)
+_OTHER = {
+    "data": "dataset: its files are not those that {run} was trained on",
+    "base": "model.path={model.path}: its files are not those that {run} began from",
+    "frozen": "task, model: weights of a frozen network are not those that {run} was trained with",
+}
 
 
 class Source(NamedTuple):
@@ -98,32 +103,23 @@ def check(source: Source, request: RunRequest) -> None:
     if problems := [*_problems_of_settings(source, config)]:
         raise ConfigError(problems)
     _refuse_short(source, config)
-    record = result_of_any(found.paths)
+    record, content = result_of_any(found.paths), request.identity.content
     made = record.get("content")
-    content = request.identity.content
     if source.rule == "resume":
         _refuse_other_fork(config, found, made or {}, content)
-        _refuse_other_plan(config, found)
+        _refuse_other_plan(source, config)
     if made is None:  # a checkpoint without its run
         return
-    if made.get("data") != content.get("data"):
-        instead = "start a new run" if source.rule == "resume" else source.by_weights()
-        raise ConfigError(
-            f"dataset: its files are not those that {found.run} was trained on; give these, or"
-            f" {instead}"
-        )
-    if made.get("base") != content.get("base"):
-        raise ConfigError(
-            f"model.path={config.model.path}: its files are not those that {found.run} began from;"
-            " give these, or start a new run"
-        )
-    if source.rule == "resume" and made.get("frozen") != content.get("frozen"):
-        raise ConfigError(
-            f"task, model: weights of a frozen network are not those that {found.run} was trained"
-            f" with; give these, or {source.by_weights()}"
-        )
+    new, by_weights = "start a new run", source.by_weights()
+    instead = {"data": by_weights, "base": new}
+    if source.rule == "resume":
+        instead = {"data": new, "base": new, "frozen": by_weights}
+    for part, fix in instead.items():
+        if made.get(part) != content.get(part):
+            text = _OTHER[part].format(run=found.run, model=config.model)
+            raise ConfigError(f"{text}; give these, or {fix}")
     if made.get("code") != content.get("code") or own_code.changed(record):
-        _refuse_other_code(source, request)
+        _judge_other_code(source, request)
 
 
 def _problems_of_settings(source: Source, config: RunConfig) -> Iterator[str]:
@@ -172,8 +168,9 @@ def _refuse_other_fork(
         raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
 
 
-def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
+def _refuse_other_plan(source: Source, config: RunConfig) -> None:
     """Raise ConfigError where the learning rates until here were planned to another end."""
+    found = source.checkpoint
     then, per_epoch = found.state["plan"], found.state["steps_per_epoch"]
     total, scheduler = config.total_steps(per_epoch), config.scheduler
     if not isinstance(scheduler, TargetScheduler):
@@ -189,16 +186,15 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     settings = shown(config)
     before, after = keys.flat(found.config), keys.flat(settings)
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
-    run = shlex.quote(str(found.run))
     raise ConfigError(
-        f"{_typed(key, settings)}: the schedule of {run} was planned to end at step {then}; to end"
-        f" at step {now} it would have needed other learning rates until here; keep its plan by"
-        f" {keep}, or begin a new run from its weights by weights={run}@last"
+        f"{_typed(key, settings)}: the schedule of {found.run} was planned to end at step {then};"
+        f" to end at step {now} it would have needed other learning rates until here; keep its plan"
+        f" by {keep}, or {source.by_weights()}"
     )
 
 
-def _refuse_other_code(source: Source, request: RunRequest) -> None:
-    """Raise ConfigError where one record can't be of both versions of the code; else warn."""
+def _judge_other_code(source: Source, request: RunRequest) -> None:
+    """Warn of custom code that has changed; raise ConfigError if one record can't be of both."""
     found = source.checkpoint
     other = f"{found.run}: the source of its custom classes has changed"
     is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
@@ -217,6 +213,6 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
     """Return a setting as it is typed in a shell; a custom class with its arguments."""
     group = key.removesuffix(".name")
     if group != key and "_target_" in (node := as_typed(config.get(group)) or ()):
-        return joined([f"{group}={literal(node)}"])
+        return keys.in_a_shell(f"{group}={typed(node, exact=True)}")
     name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
     return keys.in_a_shell(f"{name}={typed(keys.flat(config).get(key))}")

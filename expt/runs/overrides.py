@@ -12,40 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from expt.config import keys
+from expt.config.constraints import quoted
 
 NAMES_A_RUN = {"fork", "weights", "resume"}
 """Keys whose value is a path into a run's folder, which may have commas in its name."""
 _NOT_INHERITED = {"resume", "fork", "weights", "sweep", "hydra"}
 """Keys that say where a run begins, or that it is one of a grid."""
-_OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
-_IN_QUOTES = re.compile(r'["$`!\\]')
-"""The characters that a shell reads between double quotes."""
 MAX_NAME_BYTES = 180
 """The longest name of a run's folder: file systems take 255, and a suffix and `.tmp` need room."""
-
-
-def quoted(value: object) -> str:
-    """Return `value` as Hydra's command-line grammar takes it."""
-    text = str(value)
-    if (
-        re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII)
-        and text.lower() not in _OTHER_THAN_TEXT
-    ):
-        return text
-    # a\'b as 'a\\\'b': a quote is escaped, and backslashes before one or the end are doubled.
-    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'")
-    return f"'{escaped}'"
-
-
-def literal(value: object) -> str:
-    """Return a value of any kind that a record has, as that grammar takes it."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{literal(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(literal, value))}]"
-    if isinstance(value, str):
-        return quoted(value)
-    return "null" if value is None else str(value).lower()
 
 
 def unquoted(text: str) -> str:
@@ -58,11 +32,8 @@ def unquoted(text: str) -> str:
 
 
 def joined(words: Iterable[str]) -> str:
-    """Return the words for a shell; those that have quotes of their own get double ones."""
-    return " ".join(
-        f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
-        for word in words
-    )
+    """Return the words for a shell."""
+    return " ".join(map(keys.in_quotes, words))
 
 
 def words_after_expt(command: str) -> list[str] | None:

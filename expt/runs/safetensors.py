@@ -37,7 +37,7 @@ MOST_HEADER = 100_000_000
 BLOCK = 2**22
 _KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "a pickle"}
 """Files that are taken for checkpoints, by their first bytes."""
-_whole = set[tuple[int, int]]()  # files that were checked: one, or a link to it, is read once
+_whole = set[tuple[int, int, int]]()  # checked files: one, or a link to it, is read once
 Decoders = Mapping[str, Callable[[Any], Any]]
 _DECODERS: Decoders = {
     **{f"${kind.__name__}": kind for kind in (tuple, set, frozenset, float, dict)},
@@ -234,7 +234,7 @@ def check(path: Path) -> None:
     """Raise CheckpointError where a byte is not as it was written."""
     with in_words(path), path.open("rb") as file:
         about = os.fstat(file.fileno())
-        if (stamp := (about.st_ino, about.st_mtime_ns)) in _whole:
+        if (stamp := (about.st_dev, about.st_ino, about.st_mtime_ns)) in _whole:
             return
         found = File(path)
         found.state()

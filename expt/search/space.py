@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from expt.runs.overrides import literal
+from expt.config.constraints import typed
 
 Value: TypeAlias = int | float | str
 """A number, or the text of a choice of a categorical parameter."""
@@ -44,7 +44,9 @@ class Parameter:
 
     def word(self, value: Value) -> str:
         """Return the override for the value."""
-        text = value if isinstance(value, str) and value in self.choices else literal(value)
+        text = (
+            value if isinstance(value, str) and value in self.choices else typed(value, exact=True)
+        )
         return f"{self.typed or self.name}={text}"
 
     def is_active(self, values: Mapping[str, Value]) -> bool:

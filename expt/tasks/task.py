@@ -140,7 +140,7 @@ class Task(ABC):
         """Return the state that this worker's task carries from step to step, for checkpoints.
 
         It has tensors, numbers, strings, None, and lists and dicts of those: a hidden state, a
-        queue, the steps of a warm-up.
+        queue, the steps of a warm-up. It may be empty before the state begins.
         """
         return {}
 

@@ -8,6 +8,7 @@ al., 2017), for which no worker waits.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -51,17 +52,23 @@ def synchronise(module: nn.Module, gather: Gather) -> None:
 
 
 def part_from_workers(module: nn.Module) -> None:
-    """Have batch norms that `synchronise` has changed normalize by this worker's images only."""
+    """Have batch norms over all workers' images normalize by this worker's only."""
     for layer in module.modules():
         if isinstance(layer, SynchronisedBatchNorm):
             layer.gather = lambda values: values[None]
+        elif type(layer) is nn.SyncBatchNorm:  # a custom one may do more
+            _group(layer, sys.maxsize)
 
 
 def group(module: nn.Module, size: int) -> None:
     """Have the batch norms inside `module` normalize each `size` images by themselves."""
     for layer in of_torch(module):
-        layer.__class__ = GroupedBatchNorm
-        layer.group_size = size
+        _group(layer, size)
+
+
+def _group(layer: Any, size: int) -> None:
+    layer.__class__ = GroupedBatchNorm
+    layer.group_size = size
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:

@@ -45,8 +45,8 @@ from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
 from expt.training.optimizer_state import offload_states, switch
+from expt.training.own_state import own_state
 from expt.training.precision import Precision
-from expt.training.task_state import task_state
 from expt.worker import first_weights, parallel, watchdog
 from expt.worker.custom_code import check_first_output, check_metrics
 
@@ -302,7 +302,7 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
         trains=True,
     )
     task: Task = config.task.build(facts)
-    if (number := config.gradient_accumulation) != 1 and task_state(task):
+    if (number := config.gradient_accumulation) != 1 and own_state(task):
         raise ConfigError(
             f"gradient_accumulation={number}: {type(task).__name__}.state_dict carries a state from"
             " batch to batch, and micro-batches are others; use 1, with a smaller batch_size or"

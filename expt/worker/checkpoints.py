@@ -28,9 +28,9 @@ from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapt, train_at
+from expt.training.own_state import load_own_state, own_state
 from expt.training.parameter_groups import members
 from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_of
-from expt.training.task_state import load_task_state, task_state
 
 State = Mapping[str, Any]
 TRAINED = "training_weights"
@@ -121,7 +121,7 @@ class Snapshot:
         mine = {
             "rng": random_state.state_dict(self.worker.device),
             **self.sums.state_dict(),
-            **task_state(self.learner.task),
+            **own_state(self.learner.task),
             **self._of_loader(),
         }
         return {
@@ -132,7 +132,7 @@ class Snapshot:
         }
 
     def _of_loader(self) -> dict[str, Any]:
-        return {} if self.loader is None else task_state(self.loader, "loader")
+        return {} if self.loader is None else own_state(self.loader)
 
     def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
@@ -149,7 +149,7 @@ class Snapshot:
 
     def refuse_unreadable(self) -> None:
         """Raise ConfigError for state that a checkpoint can't hold."""
-        task_state(self.learner.task)  # which raise the same
+        own_state(self.learner.task)  # which raise the same
         self._of_loader()
         for key, state in self._of_learner().items():
             checkpoint.refuse_unreadable(state, key)
@@ -174,9 +174,9 @@ class Snapshot:
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
         """Load each worker's task, its sums of the epoch and its random numbers."""
         rank = self.worker.rank
-        load_task_state(self.learner.task, workers, self.worker.device, rank)
+        load_own_state(self.learner.task, workers, self.worker.device, rank)
         if self.loader is not None:
-            load_task_state(self.loader, workers, self.worker.device, rank, "loader")
+            load_own_state(self.loader, workers, self.worker.device, rank)
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts

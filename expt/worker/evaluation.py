@@ -41,9 +41,9 @@ from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate, train_epoch
+from expt.training.own_state import load_own_state
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
-from expt.training.task_state import load_task_state
 from expt.worker import build, first_weights, rank_health
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
@@ -124,7 +124,7 @@ def _member(
         trained = rebuilt(record, state, worker.device, amp=run.config.amp)
     compile_module(trained.model, mode_of(run.config.compile, steps=0))
     task = run.config.task.build(Facts(targets=trained.features.targets))
-    load_task_state(task, state["workers"], worker.device, worker.rank)
+    load_own_state(task, state["workers"], worker.device, worker.rank)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     return Member(trained, task, way), record, state
 

@@ -18,7 +18,7 @@ from expt.training import schedules
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.loop import evaluate
-from expt.training.task_state import unchanged
+from expt.training.own_state import unchanged
 from expt.worker import build
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks

@@ -17,7 +17,7 @@ from expt.config.identity import VERSION
 from expt.dashboards.tensorboard import Dashboard
 from expt.errors import warn
 from expt.runs import provenance, tags
-from expt.runs.attempt import accept
+from expt.runs.attempt import Rollback
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, cost_until_now, read_result, update_result
@@ -55,7 +55,7 @@ class Record:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
         if writes:  # from here on the earlier record is not restored
-            accept(paths)
+            Rollback(paths).commit()
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.for_checkpoint(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None

@@ -179,6 +179,38 @@ def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
         main(["nowhere"])
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--verdict --csv runs.csv", "--csv"),
+        ("--verdict --plot curves.png", "--plot"),
+        ("--verdict --sort lr", "--sort"),
+        ("--verdict --importance", "--importance"),
+        ("--importance --csv runs.csv", "--csv"),
+        ("--importance --plot curves.png", "--plot"),
+        ("--importance --sort lr", "--sort"),
+        ("--html page.html --csv -", "--csv"),
+        ("--html page.html --verdict", "--html"),
+    ],
+)
+def test_no_option_is_dropped_without_a_word(outputs: Path, words: str, option: str) -> None:
+    (outputs / "sweeps/s/multirun.yaml").touch()
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        main(["outputs/sweeps/s", *words.split()])
+
+
+def test_curves_and_a_study_do_not_mix_with_the_table(
+    outputs: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(curves, "learning_curves", lambda _, file: file.touch())
+    monkeypatch.setattr(report_command, "study_of", lambda *_: Path("study.log").touch())
+    assert main(["--csv", "-", "--plot", "curves.png", "--optuna", "study.log"]) == 0
+    told = capsys.readouterr()
+    assert len([*csv.DictReader(io.StringIO(told.out))]) == 4
+    assert ("curves.png" in told.err, Path("curves.png").exists()) == (True, True)
+    assert "study.log" in told.err
+
+
 def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     for name in ("a", "b"):

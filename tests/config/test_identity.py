@@ -312,6 +312,7 @@ def test_arguments_of_a_class_are_shown_as_they_are_typed() -> None:
 )
 def test_a_number_is_shown_with_all_its_digits(value: object, text: str) -> None:
     assert typed(value) == text
+    assert typed([1.0, "a"], exact=True) == "[1.0,a]"
 
 
 def test_hyperparameters_of_a_comparison_are_those_that_were_typed() -> None:

@@ -114,15 +114,19 @@ def test_transforms_and_labels(people: Any, chosen: Configured) -> None:
             build_data(chosen(*AGES, *more), ALONE)
 
 
-def test_grey_pictures_with_masks_have_one_channel(chosen: Configured, tmp_path: Path) -> None:
-    grey = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
+@pytest.mark.parametrize(("channels", "expected"), [("null", 1), (3, 3)])
+def test_pictures_with_masks_are_read_as_the_first_is(
+    chosen: Configured, tmp_path: Path, channels: object, expected: int
+) -> None:
+    grey = [Image.fromarray(pixels(index, 1)) for index in range(8)]
+    masks = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
     features = hf.Features({"image": hf.Image(), "mask": hf.Image()})
-    hf.Dataset.from_dict({"image": grey, "mask": grey}, features=features).save_to_disk(
+    hf.Dataset.from_dict({"image": grey, "mask": masks}, features=features).save_to_disk(
         tmp_path / "set"
     )
-    words = "task=segmentation task.num_classes=3 model=unet model.widths=[2,2] dataset.target=mask"
-    data = build_data(chosen(*as_typed(words), "dataset.val_fraction=0.5"), ALONE)
-    assert data.info.features.shapes["channels"] == 1
+    words = as_typed("task=segmentation task.num_classes=3 model=unet model.widths=[2,2]")
+    config = chosen(*words, "dataset.target=mask", f"dataset.channels={channels}")
+    assert build_data(config, ALONE).info.features.shapes["channels"] == expected
 
 
 def test_masks_of_a_column(chosen: Configured, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 import expt
+from expt.command.preflight import Tried, together_s
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
-from expt.launch import one_run
-from expt.launch.one_run import Tried, together_s
 from expt.launch.pool import PoolOptions
 from expt.machine import Machine
 from expt.runs import continuing
@@ -16,6 +15,7 @@ from expt.runs.failure import LOG, RAISED
 from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
+from expt.runs.view.summary import how_to_continue
 from tests.conftest import Configured
 from tests.facade import Patch, request
 
@@ -49,15 +49,15 @@ def test_failed_run_says_how_to_continue(tmp_path: Path, monkeypatch: Patch) -> 
     create_result(asked.paths, steps_per_epoch=20)
     update_result(asked.paths, status="failed", error="sample 3: no")
     for error in (RunFailed("rank 0 of 2 was killed by SIGKILL"), ConfigError("sample 3: no")):
-        way = one_run.how_to_continue(asked, error)
+        way = how_to_continue(asked, error)
         assert way.endswith("python -m expt hydra.run.dir=run resume=auto")
     files = request(tmp_path / "run", epochs=10, content={"data": "of files"})
-    assert one_run.how_to_continue(files, DataError("sample 3: no")).endswith("weights=run@last")
+    assert how_to_continue(files, DataError("sample 3: no")).endswith("weights=run@last")
     own = request(tmp_path / "run", epochs=10, content={"code": "of a class"})
     for error in (DataError("sample 3: no"), RunFailed(f"rank 0{RAISED}ValueError: no\n\n{LOG}a")):
-        assert "resume=run " in one_run.how_to_continue(own, error), "an edited one, too"
+        assert "resume=run " in how_to_continue(own, error), "an edited one, too"
     for error in (ConfigError("another refusal"), Diverged("sample 3: no")):
-        assert one_run.how_to_continue(asked, error) == ""
+        assert how_to_continue(asked, error) == ""
 
 
 TWO_CORES = Machine(cpus=2)

@@ -467,6 +467,34 @@ def test_an_error_of_the_command_itself_is_nobodys_interruption(world: World) ->
     )
 
 
+@pytest.mark.parametrize("error", [RunFailed("no process to fork from"), OSError(28, "full", "x")])
+def test_record_of_a_run_whose_workers_do_not_start_is_at_its_end(
+    world: World, error: Exception
+) -> None:
+    job, start = world.job("a"), world.start
+
+    def start_in_vain(attempt: Attempt) -> Any:
+        start(attempt)
+        raise error
+
+    world.start = start_in_vain  # type: ignore[method-assign]
+    world.run(job)
+    assert (job.status, read_result(job.paths)["status"]) == (FAILED, FAILED)
+    assert read_result(job.paths)["error"] == str(job.error)
+
+
+def test_an_earlier_record_stays_where_an_attempt_is_refused(world: World) -> None:
+    job = world.job("a")
+    create_result(job.paths, status="running", started=time.time() - 1000)
+
+    def refuse(attempt: Attempt) -> Any:
+        raise ConfigError("it holds a run already")
+
+    world.start = refuse  # type: ignore[method-assign]
+    world.run(job)
+    assert (job.status, read_result(job.paths)["status"]) == (FAILED, "running")
+
+
 def press(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 

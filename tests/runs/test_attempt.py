@@ -11,7 +11,7 @@ from expt.config.identity import VERSION, Content
 from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
+from expt.runs.attempt import Attempt, Rollback, record_end, record_refusal, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
@@ -241,7 +241,7 @@ def test_what_ends_it_later_is_recorded(tmp_path: Path, accepted: bool) -> None:
     asked = gone_on_from(tmp_path)
     attempt(asked).begin()
     if accepted:
-        accept(asked.paths)
+        Rollback(asked.paths).commit()
     record_end(asked.paths, DataError("sample 3") if accepted else RunFailed("killed"))
     assert read_result(asked.paths)["status"] == "failed"
 

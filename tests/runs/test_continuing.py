@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.config.constraints import Target
 from expt.config.identity import VERSION
@@ -180,6 +181,20 @@ def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: Run
     is_fork_s = word.startswith(("optimizer", "scheduler"))  # and a fork keeps the others
     end = f" by fork={paths.folder}@3 {word}" if is_fork_s else f" by weights={paths.folder}@last"
     assert str(refused.value).endswith(end)
+
+
+@pytest.mark.parametrize("text", ["a,b", "null", "010", "it's", "${x}"])
+def test_a_text_that_must_be_kept_can_be_typed(
+    text: str, configured: Configured, tmp_path: Path
+) -> None:
+    config = configured("dataset=table", "dataset.path=a.csv", "dataset.targets=a", "model=mlp")
+    paths = RunPaths(tmp_path / "run")
+    checkpoint.save(paths.last, state(config, 3, best=None))
+    other = dataclasses.replace(config.dataset, targets=text)
+    with pytest.raises(ConfigError, match=r"dataset\.targets=") as refused:
+        continued(dataclasses.replace(config, dataset=other), paths)
+    (word,) = shlex.split(refused.value.problems[0].partition(": ")[0])
+    assert OverridesParser.create().parse_override(word).value() == text
 
 
 def test_a_fork_that_needs_more_epochs_is_advised_so(

@@ -10,9 +10,10 @@ import pytest
 from hydra._internal.grammar.utils import escape_special_characters
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from expt.config.constraints import quoted
 from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.runs.overrides import joined, quoted, setting_word, unquoted
+from expt.runs.overrides import joined, setting_word, unquoted
 from expt.runs.request import received
 from tests.facade import Patch, request
 

@@ -4,11 +4,13 @@ import collections
 import io
 import json
 import math
+import os
 import pickle
 import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,21 @@ def test_every_damaged_byte_is_found_and_its_part_named(tmp_path: Path) -> None:
         bad.write_bytes(other)
         with pytest.raises(CheckpointError, match=r"is truncated|is longer than it was"):
             safetensors.check(bad)
+
+
+def test_a_file_is_known_by_its_device_too(tmp_path: Path, monkeypatch: Patch) -> None:
+    path = saved(tmp_path / "whole")
+    safetensors.check(path)
+    about, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    safetensors.check(path)  # its number and time say that it was read
+    of = {"st_ino": about.st_ino, "st_mtime_ns": about.st_mtime_ns}
+    elsewhere = SimpleNamespace(**of, st_dev=about.st_dev + 1, st_size=about.st_size)
+    monkeypatch.setattr(os, "fstat", lambda _: elsewhere)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        safetensors.check(path)
 
 
 class RunsCode:

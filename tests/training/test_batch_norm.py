@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch.nn import functional
 
 from expt.errors import ConfigError
 from expt.training import batch_norm
+from expt.training.collectives import Worker
+from tests.ranks import together
 
 IMAGES = torch.randn(24, 2, 5, 6, generator=torch.Generator().manual_seed(0)) * 3 + 5
 WEIGHTS = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
@@ -147,6 +150,18 @@ def test_a_batch_of_one_value_is_refused_as_torch_does() -> None:
             one(torch.zeros(1, 3))
         messages.append(str(raised.value).replace("torch.Size([1, 3])", "[1, 3]"))
     assert messages[0] == messages[1]
+
+
+def test_a_copy_of_torchs_own_waits_for_no_other_worker(tmp_path: Path) -> None:
+    def alone(worker: Worker) -> list[float]:
+        layer = nn.SyncBatchNorm(2)
+        batch_norm.part_from_workers(layer)
+        if worker.rank == 0:
+            layer(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+        return layer.running_mean.tolist()  # type: ignore[union-attr]
+
+    found = together(tmp_path, 2, alone)
+    assert found == [[pytest.approx(0.2), pytest.approx(0.4)], [0.0, 0.0]]
 
 
 class Own(nn.BatchNorm2d):

@@ -21,8 +21,8 @@ from expt.errors import ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
+from expt.training.own_state import load_own_state, own_state, unchanged
 from expt.training.precision import Precision
-from expt.training.task_state import load_task_state, task_state
 from expt.worker import build, fault
 from expt.worker.copies import Copies
 from expt.worker.custom_code import FirstSteps
@@ -140,18 +140,47 @@ def test_a_parameter_of_a_task_is_reported(train_alone: TrainAlone, capfd: Captu
 def test_another_number_of_workers_and_another_task_take_it() -> None:
     tasks = [Saved(), Saved()]
     tasks[1].steps = 5
-    saved = [task_state(task) for task in tasks]
+    saved = [own_state(task) for task in tasks]
     found = [Saved() for _ in range(4)]
     for rank, task in enumerate(found):
-        load_task_state(task, saved, ALONE.device, rank)
+        load_own_state(task, saved, ALONE.device, rank)
     assert [task.steps for task in found] == [0, 5, 0, 5]
     other = Half()
-    load_task_state(other, saved, ALONE.device, 1)
+    load_own_state(other, saved, ALONE.device, 1)
     assert other.steps == 0
-    assert task_state(Warm()) == {}
+    assert own_state(Warm()) == {}
     tasks[0].seen = object()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"Saved\.state_dict"):
-        task_state(tasks[0])
+        own_state(tasks[0])
+
+
+class Begins(Saved):
+    """Has a state once its first loss is computed."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"steps": self.steps} if self.steps else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state.get("steps", 0)
+
+
+def test_each_worker_has_its_own_state_or_none() -> None:
+    tasks = [Begins(), Begins()]
+    tasks[1].steps = 5
+    saved = [own_state(task) for task in tasks]
+    found = [Begins() for _ in range(4)]
+    for rank, task in enumerate(found):
+        load_own_state(task, saved, ALONE.device, rank)
+    assert [task.steps for task in found] == [0, 5, 0, 5]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_state_that_an_evaluation_begins_ends_with_it(steps: int) -> None:
+    task = Begins()
+    task.steps = steps
+    with unchanged(task, ALONE.device):
+        task.steps += 1
+    assert task.steps == steps
 
 
 def test_numbers_that_are_no_sums(

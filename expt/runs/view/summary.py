@@ -13,14 +13,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from expt import errors
 from expt.config import own_code
 from expt.config.kinds import metrics_of
 from expt.errors import counted, decimals, printable
 from expt.features import noun_of
 from expt.runs import provenance
+from expt.runs.failure import mistake_in
 from expt.runs.found import FoundRun
 from expt.runs.named_checkpoint import WHICH
 from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,
     PRUNED,
@@ -334,3 +337,29 @@ def print_stale(console: Console, folders: Sequence[Path]) -> None:
         say(console, f"      {provenance.program()} rerun {_quoted(folder)}")
     if (left := len(folders) - _SHOWN) > 0:
         say(console, f"      and so on for {left} more that are marked")
+
+
+def how_to_continue(request: RunRequest, error: errors.ExptError) -> str:
+    """Return how to continue after the `error` of a run that has a checkpoint.
+
+    Empty where that would fail again.
+    """
+    run, command = shlex.quote(shown_path(request.paths.folder)), resume_command(request.paths)
+    has_code = bool(request.identity.content.get("code"))  # an edit makes another run
+    in_new = f"then type its settings with resume={run} to continue in a new folder"
+    if isinstance(error, errors.Diverged):
+        return ""
+    if isinstance(error, errors.RunFailed):
+        if has_code and mistake_in(str(error)):
+            return f"\nmend it, {in_new}"
+        return f"\nto continue from its last checkpoint: {command}"
+    # Not a refusal, after which the record is as before.
+    is_recorded = read_result(request.paths).get("error") == str(error)
+    if not (is_recorded and isinstance(error, errors.ConfigError)):
+        return ""
+    if has_code:
+        return f"; {in_new}"
+    if isinstance(error, errors.DataError) and request.identity.content.get("data"):
+        again = f"continue by {command}, else begin with weights={run}@last"
+        return f"; with the data as before {again}"
+    return f"; then continue by {command}"

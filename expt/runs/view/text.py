@@ -189,7 +189,8 @@ def resume_command(paths: RunPaths, key: str = "") -> str:
 
 def sweep_command(folder: Path, command: str) -> str:
     """Return the command that continues the sweep in `folder`, which `command` has begun."""
-    from expt.runs.overrides import joined, quoted, words_after_expt  # late, as above
+    from expt.config.constraints import quoted
+    from expt.runs.overrides import joined, words_after_expt  # late, as above
 
     if words_after_expt(command) is None:  # of a script or a notebook
         return f"call expt.sweep again, with folder={str(folder)!r}"
