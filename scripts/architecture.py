@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_000, 252, 48_950
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_500, 267, 49_500
 MAX_LINES = {
-    "command": 6_601, "config": 3_790, "dashboards": 1_824, "data": 10_321, "features": 1_113,
-    "inference": 2_236, "launch": 3_163, "models": 1_442, "planning": 275, "python": 716,
-    "runs": 6_217, "search": 1_655, "tasks": 1_749, "training": 3_723, "worker": 4_766,
+    "command": 6_675, "config": 3_828, "dashboards": 1_884, "data": 10_483, "features": 1_113,
+    "inference": 2_238, "launch": 3_127, "models": 1_442, "planning": 275, "python": 716,
+    "runs": 6_227, "search": 1_651, "tasks": 1_758, "training": 3_747, "worker": 4_908,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from expt.config import kinds
-from expt.data import indexing
+from expt.data import indexing, kinds
 from expt.data.augment import Augmentation, Mixing, box_of
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
