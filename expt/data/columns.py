@@ -58,9 +58,9 @@ _SHOWS = 10_000
 """Rows that show in which way a column is written."""
 
 
-def base(name: str) -> str:
-    """Return the column that a part is of: x[0] and x[1] are of x, as is x.year."""
-    return re.sub(rf"(\[\d+\]|\.({'|'.join(PARTS)}))$", "", name)
+def base(name: str, way: str = "") -> str:
+    """Return the column that a part is of: x[0] and x[1] are of x, as is x.year of dates."""
+    return name.rpartition(".")[0] if is_date(way) else re.sub(r"\[\d+\]$", "", name)
 
 
 class Column:
@@ -133,12 +133,14 @@ class Column:
     def _numbers_and_codes(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
         texts, rows = _distinct(cells)
+        is_time = is_date(self.way) and pa.types.is_temporal(cells.type)
+        read_text = WAYS.get("year-month-day" if is_time else self.way, lambda text: None)
         shape = (len(texts) + 1, len(self.parts)) if is_date(self.way) else (len(texts) + 1,)
         values, codes = np.full(shape, np.nan), np.full(shape, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
                 continue
-            if self.way and (read := WAYS[self.way](text)) and not abs(read[0]) > MOST:
+            if (read := read_text(text)) and not abs(read[0]) > MOST:
                 values[place] = read if is_date(self.way) else read[0]
                 continue
             if (
@@ -342,8 +344,9 @@ def text_of(cell: Any) -> str:
 
 def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
     """Return a column that reads cells as a run has."""
-    how = encoded.get(name) or encoded.get(f"{name}.{PARTS[0]}", {})
-    return Column(name, are_texts="categories" in how, way=how.get("way", ""))
+    how, way = encoded.get(name, {}), encoded.get(f"{name}.{PARTS[0]}", {}).get("way", "")
+    way = way if is_date(way) else how.get("way", "")
+    return Column(name, are_texts="categories" in how, way=way)
 
 
 def read_as_known(

@@ -240,6 +240,10 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         each.number()
     parts = [(each.name, part) for each in (*targets, *features) for part in each.parts]
     places = [(place, part) for place, (name, part) in enumerate(parts) if name not in left_out]
+    called = [part for _, part in places]
+    if len({*called}) < len(called):
+        twice = next(part for part in called if called.count(part) > 1)
+        raise DataError(f"{table.path}: two columns become {twice}; rename one")
     number = sum(len(each.parts) for each in targets)
     of_part = {part: each for each in features for part in each.parts}
     about = {
@@ -271,7 +275,7 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    ways = {base(name): way for name, way in wanted.ways}
+    ways = {base(name, way): way for name, way in wanted.ways}
     targets = [
         Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()), way=ways.get(x))
         for x in wanted.targets
@@ -313,7 +317,9 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     """Return the columns that may be features, and why others are none if nobody has named any."""
     path, names, targets = table.path, table.names, wanted.targets
     # A run's features may be the columns of an array.
-    features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
+    ways = dict(wanted.ways)
+    named_by = (x if x in names else base(x, ways.get(x, "")) for x in wanted.features or ())
+    features = [*dict.fromkeys(named_by)]
     texts = {key: (column,) for key, column in wanted.texts}
     named = {"targets": targets, "features": features, **texts}
     group = (wanted.group,) if wanted.group else ()

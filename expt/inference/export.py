@@ -46,39 +46,20 @@ class Complete(nn.Module):
     0.
     """
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
-        self.model, self._preprocess = trained.model, trained.preprocess
-        self._transform = getattr(targets, "transform", "")
-        ones = [(0.0, 1.0)] * len(targets.names) if self._transform else []
-        scales = [*targets.scales.values()] or ones
-        mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("deviation", deviation.clone())
+        self.model, self._preprocess, self._targets = trained.model, trained.preprocess, targets
+        self._has_units = bool(targets.scales or getattr(targets, "transform", ""))
 
     def forward(self, samples: Tensor) -> Any:
         """Return the outputs of the model, in units."""
         given = self._preprocess(samples)
         output = self.model(given if samples.dim() > 2 else given.flatten(1))
-        if not len(self.mean):
-            return output
-        columns = output.double().reshape(output.shape[0], -1)
-        found = (columns * self.deviation + self.mean).reshape(output.shape)
-        if self._transform:
-            return found.exp() if self._transform == "log" else found.expm1()
-        return found
+        return self._targets.in_units(output) if self._has_units else output
 
     def without_units(self, output: Tensor) -> Tensor:
         """Return the outputs of the model before they were put into units."""
-        if not len(self.mean):
-            return output
-        if self._transform:
-            output = output.log() if self._transform == "log" else output.log1p()
-        columns = output.reshape(len(output), -1)
-        return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
+        return self._targets.from_units(output).float() if self._has_units else output
 
 
 @progress.phase("exporting")
