@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
-from expt.data.written import PARTS, WAYS, is_date, ways_of
+from expt.data.written import LOCAL, PARTS, WAYS, is_date, ways_of
 from expt.errors import DataError, listed
 from expt.late import np, pa
 
@@ -298,6 +298,15 @@ def texts_of(cells: Any) -> list[str]:
     """Return cells as texts, empty for a gap."""
     texts, rows = _distinct(cells)
     return [*map([*texts, ""].__getitem__, rows)]
+
+
+def may_be_local(cells: Any) -> str:
+    """Return a text with a point if all texts among the first cells may be written as `LOCAL`."""
+    if not pa.types.is_string(cells.type):
+        return ""
+    texts = [text for text in map(_plain, _distinct(cells[:_SHOWS])[0]) if text not in MISSING]
+    may_be = all(map(WAYS[LOCAL], texts))
+    return next((text for text in texts if "." in text), "") if may_be else ""
 
 
 def _plain(text: str) -> str:

@@ -22,10 +22,11 @@ from expt.data.columns import (
     check_learnable,
     classes_of,
     counts_rows,
+    may_be_local,
     refuse,
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
-from expt.data.written import is_date
+from expt.data.written import LOCAL, is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
 from expt.late import np
@@ -231,6 +232,8 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     names, left_out = _candidates(table, wanted)
     targets, features, groups = _columns(table, wanted, names)
     numbers = _write(table, [*targets, *features, *groups], dict(wanted.texts).values(), file)
+    if wanted.learns:
+        _refuse_either(table, [*targets, *features])
     for group in groups:
         _refuse_groups(table, group)
         group.texts_as(range(len(group.texts)))
@@ -365,6 +368,20 @@ def _answers(
         if wanted.takes is Labels:
             check_labels(path, each, table)
     return np.empty(0, np.int64), ()
+
+
+def _refuse_either(table: Table, columns: Sequence[Column]) -> None:
+    """Raise DataError for numbers such as 1.234 where another column has 1.234,5."""
+    local = next((each.name for each in columns if each.way == LOCAL), None)
+    plain = [each.name for each in columns if each.has_numbers and not each.way]
+    if local is None or not plain:
+        return
+    batch = next(table.batches(plain))
+    for name in plain:
+        if text := may_be_local(batch.column(name)):
+            other = f"{text.replace('.', '')}, for column {local} is written as {LOCAL}"
+            fix = "write both columns in one way"
+            raise DataError(f"{table.path}: column {name}: {text} may also be {other}; {fix}")
 
 
 def _refuse_groups(table: Table, column: Column) -> None:

@@ -51,7 +51,7 @@ def _date(form: str) -> Callable[[str], tuple[float, ...] | None]:
 _YEAR, _MONTH, _DAY = r"(?P<y>\d{4})", r"(?P<m>\d\d?)", r"(?P<d>\d\d?)"
 WAYS: Mapping[str, Callable[[str], tuple[float, ...] | None]] = {
     "1,234.5": _number(".", ","),
-    "1.234,5": _number(",", "."),
+    (LOCAL := "1.234,5"): _number(",", "."),
     "year-month-day": _date(rf"{_YEAR}([-/.]){_MONTH}\2{_DAY}"),
     "day.month.year": _date(rf"{_DAY}([-/.]){_MONTH}\2{_YEAR}"),
     "month/day/year": _date(rf"{_MONTH}([-/]){_DAY}\2{_YEAR}"),
