@@ -91,11 +91,12 @@ class Column:
         self.texts = {text: place for place, text in enumerate(known)}
         """Those that there are, and their places."""
         self._coded: list[tuple[int, np.ndarray]] = []
-        self._rows = 0
+        self._rows, self._first = 0, None
         self.has_numbers = self.has_gaps = False
 
     def read(self, cells: Any) -> np.ndarray:
         """Return an array of Arrow's as float64 [N, W], nan for a gap and a text."""
+        self._first = self._first if self._rows else cells[:_SHOWS]
         number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
         if not self._rows and width > 1:
             self.parts = [f"{self.name}[{place}]" for place in range(width)]
@@ -157,6 +158,15 @@ class Column:
                 self.texts.setdefault(text, len(self.texts))
             codes[place] = self.texts.get(text, len(self.texts) - 1)
         return values[rows], codes[rows]
+
+    @property
+    def may_be_local(self) -> str:
+        """A text with a point, if all of the first numbers may be written as `LOCAL`."""
+        if self.way or not pa.types.is_string(self._first.type):
+            return ""
+        texts = [text for text in map(_plain, _distinct(self._first)[0]) if text not in MISSING]
+        may_be = all(map(WAYS[LOCAL], texts))
+        return next((text for text in texts if "." in text), "") if may_be else ""
 
     @property
     def codes(self) -> np.ndarray:
@@ -298,15 +308,6 @@ def texts_of(cells: Any) -> list[str]:
     """Return cells as texts, empty for a gap."""
     texts, rows = _distinct(cells)
     return [*map([*texts, ""].__getitem__, rows)]
-
-
-def may_be_local(cells: Any) -> str:
-    """Return a text with a point if all texts among the first cells may be written as `LOCAL`."""
-    if not pa.types.is_string(cells.type):
-        return ""
-    texts = [text for text in map(_plain, _distinct(cells[:_SHOWS])[0]) if text not in MISSING]
-    may_be = all(map(WAYS[LOCAL], texts))
-    return next((text for text in texts if "." in text), "") if may_be else ""
 
 
 def _plain(text: str) -> str:

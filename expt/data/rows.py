@@ -22,7 +22,6 @@ from expt.data.columns import (
     check_learnable,
     classes_of,
     counts_rows,
-    may_be_local,
     refuse,
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
@@ -278,7 +277,7 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    ways = {base(name, way): way for name, way in wanted.ways}
+    ways = {base(x, way) if is_date(way) else x: way for x, way in wanted.ways}
     targets = [
         Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()), way=ways.get(x))
         for x in wanted.targets
@@ -373,15 +372,11 @@ def _answers(
 def _refuse_either(table: Table, columns: Sequence[Column]) -> None:
     """Raise DataError for numbers such as 1.234 where another column has 1.234,5."""
     local = next((each.name for each in columns if each.way == LOCAL), None)
-    plain = [each.name for each in columns if each.has_numbers and not each.way]
-    if local is None or not plain:
-        return
-    batch = next(table.batches(plain))
-    for name in plain:
-        if text := may_be_local(batch.column(name)):
+    for each in columns if local else ():
+        if text := each.may_be_local:
             other = f"{text.replace('.', '')}, for column {local} is written as {LOCAL}"
             fix = "write both columns in one way"
-            raise DataError(f"{table.path}: column {name}: {text} may also be {other}; {fix}")
+            raise DataError(f"{table.path}: column {each.name}: {text} may also be {other}; {fix}")
 
 
 def _refuse_groups(table: Table, column: Column) -> None:

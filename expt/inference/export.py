@@ -23,7 +23,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
-from expt.errors import ConfigError, DataError, ExptError, RunFailed, type_name
+from expt.errors import ConfigError, DataError, ExptError, RunFailed, listed, type_name, warn
 from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.inference.load import TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
@@ -97,6 +97,9 @@ def export(
     inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
     if preprocess and not isinstance(inputs, Columns | Image):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+    if preprocess and (coarse := getattr(inputs, "coarse", [])):
+        fix = "leave --preprocess out, and standardise in float64"
+        warn(f"--preprocess: the numbers of {listed(coarse)} are too large for float32; {fix}")
     module = Complete(trained, targets) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
