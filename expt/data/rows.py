@@ -242,11 +242,11 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         each.number()
     parts = [(each.name, part) for each in (*targets, *features) for part in each.parts]
     places = [(place, part) for place, (name, part) in enumerate(parts) if name not in left_out]
-    called = [part for _, part in places]
+    number = sum(len(each.parts) for each in targets)
+    called = [part for _, part in places[number:]]
     if len({*called}) < len(called):
         twice = next(part for part in called if called.count(part) > 1)
         raise DataError(f"{table.path}: two columns become {twice}; rename one")
-    number = sum(len(each.parts) for each in targets)
     of_part = {part: each for each in features for part in each.parts}
     about = {
         "shape": numbers.shape,
