@@ -372,8 +372,9 @@ class Rows(Inputs):
                 table: Table = Arrays(Path(path), {"x": array_of(path)})
         else:
             table = open_table(Path(path))
-        ways = {name: how.get("way", "") for name, how in self.feature.encoded.items()}
-        names = (x if x in table.names else base(x, ways.get(x, "")) for x in wanted)
+        encoded = getattr(self.feature, "encoded", {})
+        ways = (encoded.get(name, {}).get("way", "") for name in wanted)
+        names = (x if x in table.names else base(x, y) for x, y in zip(wanted, ways, strict=True))
         own = [name for name in dict.fromkeys(names) if name in table.names]
         taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
