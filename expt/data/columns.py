@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
-from expt.data.written import LOCAL, PARTS, WAYS, is_date, ways_of
+from expt.data.written import LOCAL, PARTS, WAYS, is_date, plain_time, ways_of
 from expt.errors import DataError, listed
 from expt.late import np, pa
 
@@ -42,10 +42,6 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
-_TIME = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))? ?(Z|[+-]\d\d(?::?\d\d)?|)", re.ASCII
-)
-"""A time with its day, its fraction of a second and its offset, if it has them."""
 _SPAN = re.compile(r"-?\d+ days \+?\d\d:\d\d:\d\d(\.\d+)?", re.ASCII)
 """A duration as pandas writes it."""
 _OF_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -316,8 +312,8 @@ def _plain(text: str) -> str:
     Times are spelled in one way, whichever program has written them.
     """
     text = composed(text.strip())
-    if found := _TIME.fullmatch(text):
-        return _spelled(*found.groups(""))
+    if time := plain_time(text):
+        return time
     if _SPAN.fullmatch(text) and "." in text:
         text = text.rstrip("0").rstrip(".")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
@@ -331,18 +327,6 @@ def _booleans(texts: Iterable[str]) -> dict[str, str]:
     """Return how texts are written: if all are booleans as pandas does it, True also for true."""
     names = {text: _boolean(text) for text in texts}
     return names if {*names.values()} <= {"True", "False"} else {text: text for text in names}
-
-
-def _spelled(day: str, time: str, fraction: str, offset: str) -> str:
-    """Return a time as pandas writes it, without zeros at its end: midnight is a date."""
-    fraction = fraction.rstrip("0")
-    if day and time == "00:00:00" and not fraction + offset:
-        return day
-    if offset:
-        digits = "+0000" if offset == "Z" else offset.replace(":", "").ljust(5, "0")
-        offset = f"{digits[:3]}:{digits[3:]}"
-    seconds = f"{time}.{fraction}" if fraction else time
-    return f"{day} {seconds}{offset}".strip()
 
 
 def text_of(cell: Any) -> str:

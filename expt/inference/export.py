@@ -48,6 +48,11 @@ class Complete(nn.Module):
 
     def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
+        if not isinstance(inputs := trained.features.inputs, Columns | Image):
+            raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+        if coarse := getattr(inputs, "coarse", []):
+            fix = "leave --preprocess out, and standardise in float64"
+            warn(f"--preprocess: the numbers of {listed(coarse)} are too large for float32; {fix}")
         self.model, self._preprocess, self._targets = trained.model, trained.preprocess, targets
         self._has_units = bool(targets.scales or getattr(targets, "transform", ""))
 
@@ -95,11 +100,6 @@ def export(
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
-    if preprocess and not isinstance(inputs, Columns | Image):
-        raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    if preprocess and (coarse := getattr(inputs, "coarse", [])):
-        fix = "leave --preprocess out, and standardise in float64"
-        warn(f"--preprocess: the numbers of {listed(coarse)} are too large for float32; {fix}")
     module = Complete(trained, targets) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
