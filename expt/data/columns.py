@@ -87,7 +87,7 @@ class Column:
         self.texts = {text: place for place, text in enumerate(known)}
         """Those that there are, and their places."""
         self._coded: list[tuple[int, np.ndarray]] = []
-        self._rows, self._first = 0, None
+        self._rows, self._first = 0, pa.nulls(0)
         self.has_numbers = self.has_gaps = False
 
     def read(self, cells: Any) -> np.ndarray:
@@ -131,13 +131,13 @@ class Column:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
         texts, rows = _distinct(cells)
         is_time = is_date(self.way) and pa.types.is_temporal(cells.type)
-        read_text = WAYS.get("year-month-day" if is_time else self.way, lambda text: None)
+        way = "year-month-day" if is_time else self.way
         shape = (len(texts) + 1, len(self.parts)) if is_date(self.way) else (len(texts) + 1,)
         values, codes = np.full(shape, np.nan), np.full(shape, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
                 continue
-            if (read := read_text(text)) and not abs(read[0]) > MOST:
+            if way and (read := WAYS[way](text)) and not abs(read[0]) > MOST:
                 values[place] = read if is_date(self.way) else read[0]
                 continue
             if (
