@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
-from expt.data.written import PARTS, WAYS, is_date, ways_of
+from expt.data.written import LOCAL, PARTS, WAYS, is_date, plain_time, ways_of
 from expt.errors import DataError, listed
 from expt.late import np, pa
 
@@ -42,10 +42,6 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
-_TIME = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))? ?(Z|[+-]\d\d(?::?\d\d)?|)", re.ASCII
-)
-"""A time with its day, its fraction of a second and its offset, if it has them."""
 _SPAN = re.compile(r"-?\d+ days \+?\d\d:\d\d:\d\d(\.\d+)?", re.ASCII)
 """A duration as pandas writes it."""
 _OF_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -58,9 +54,9 @@ _SHOWS = 10_000
 """Rows that show in which way a column is written."""
 
 
-def base(name: str) -> str:
-    """Return the column that a part is of: x[0] and x[1] are of x, as is x.year."""
-    return re.sub(rf"(\[\d+\]|\.({'|'.join(PARTS)}))$", "", name)
+def base(name: str, way: str = "") -> str:
+    """Return the column that a part is of: x[0] and x[1] are of x, as is x.year of dates."""
+    return name.rpartition(".")[0] if is_date(way) else re.sub(r"\[\d+\]$", "", name)
 
 
 class Column:
@@ -91,11 +87,12 @@ class Column:
         self.texts = {text: place for place, text in enumerate(known)}
         """Those that there are, and their places."""
         self._coded: list[tuple[int, np.ndarray]] = []
-        self._rows = 0
+        self._rows, self._first = 0, pa.nulls(0)
         self.has_numbers = self.has_gaps = False
 
     def read(self, cells: Any) -> np.ndarray:
         """Return an array of Arrow's as float64 [N, W], nan for a gap and a text."""
+        self._first = self._first if self._rows else cells[:_SHOWS]
         number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
         if not self._rows and width > 1:
             self.parts = [f"{self.name}[{place}]" for place in range(width)]
@@ -133,12 +130,14 @@ class Column:
     def _numbers_and_codes(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
         texts, rows = _distinct(cells)
+        is_time = is_date(self.way) and pa.types.is_temporal(cells.type)
+        way = "year-month-day" if is_time else self.way
         shape = (len(texts) + 1, len(self.parts)) if is_date(self.way) else (len(texts) + 1,)
         values, codes = np.full(shape, np.nan), np.full(shape, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
             if text in MISSING and text not in self.known:
                 continue
-            if self.way and (read := WAYS[self.way](text)) and not abs(read[0]) > MOST:
+            if way and (read := WAYS[way](text)) and not abs(read[0]) > MOST:
                 values[place] = read if is_date(self.way) else read[0]
                 continue
             if (
@@ -155,6 +154,15 @@ class Column:
                 self.texts.setdefault(text, len(self.texts))
             codes[place] = self.texts.get(text, len(self.texts) - 1)
         return values[rows], codes[rows]
+
+    @property
+    def may_be_local(self) -> str:
+        """A text with a point, if all of the first numbers may be written as `LOCAL`."""
+        if self.way or not pa.types.is_string(self._first.type):
+            return ""
+        texts = [text for text in map(_plain, _distinct(self._first)[0]) if text not in MISSING]
+        may_be = all(map(WAYS[LOCAL], texts))
+        return next((text for text in texts if "." in text), "") if may_be else ""
 
     @property
     def codes(self) -> np.ndarray:
@@ -304,8 +312,8 @@ def _plain(text: str) -> str:
     Times are spelled in one way, whichever program has written them.
     """
     text = composed(text.strip())
-    if found := _TIME.fullmatch(text):
-        return _spelled(*found.groups(""))
+    if time := plain_time(text):
+        return time
     if _SPAN.fullmatch(text) and "." in text:
         text = text.rstrip("0").rstrip(".")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
@@ -321,18 +329,6 @@ def _booleans(texts: Iterable[str]) -> dict[str, str]:
     return names if {*names.values()} <= {"True", "False"} else {text: text for text in names}
 
 
-def _spelled(day: str, time: str, fraction: str, offset: str) -> str:
-    """Return a time as pandas writes it, without zeros at its end: midnight is a date."""
-    fraction = fraction.rstrip("0")
-    if day and time == "00:00:00" and not fraction + offset:
-        return day
-    if offset:
-        digits = "+0000" if offset == "Z" else offset.replace(":", "").ljust(5, "0")
-        offset = f"{digits[:3]}:{digits[3:]}"
-    seconds = f"{time}.{fraction}" if fraction else time
-    return f"{day} {seconds}{offset}".strip()
-
-
 def text_of(cell: Any) -> str:
     """Return a cell as a .csv has it, an integer without a point; bytes may be no UTF-8."""
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 1e16:
@@ -342,8 +338,9 @@ def text_of(cell: Any) -> str:
 
 def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
     """Return a column that reads cells as a run has."""
-    how = encoded.get(name) or encoded.get(f"{name}.{PARTS[0]}", {})
-    return Column(name, are_texts="categories" in how, way=how.get("way", ""))
+    how, way = encoded.get(name, {}), encoded.get(f"{name}.{PARTS[0]}", {}).get("way", "")
+    way = way if is_date(way) else how.get("way", "")
+    return Column(name, are_texts="categories" in how, way=way)
 
 
 def read_as_known(

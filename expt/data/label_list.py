@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,12 +172,17 @@ def answers_of(
     return rows
 
 
+def separator_of(cells: Collection[str]) -> str | None:
+    """Return the sign between the labels in cells of several; None for blanks."""
+    return next((sign for sign in _SEPARATORS if any(sign in cell for cell in cells)), None)
+
+
 def _as_labels(path: Path, column: Any, known: Sequence[str]) -> Any:
     """Return a column of 0 and 1 for each label in cells of several, or for those `known`."""
     cells = _texts(column)
     if {text.strip().casefold() for text in cells} <= _ON:
         return column
-    sign = next((sign for sign in _SEPARATORS if any(sign in cell for cell in cells)), None)
+    sign = separator_of(cells)
     several = [{x.strip() for x in cell.split(sign)} - {""} for cell in cells]
     every = set[str]().union(*several)
     names = [*known] or sorted(every, key=lambda x: (x.isdecimal() and int(x), x))

@@ -25,7 +25,7 @@ from expt.data.columns import (
     refuse,
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
-from expt.data.written import is_date
+from expt.data.written import LOCAL, is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
 from expt.late import np
@@ -231,6 +231,8 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     names, left_out = _candidates(table, wanted)
     targets, features, groups = _columns(table, wanted, names)
     numbers = _write(table, [*targets, *features, *groups], dict(wanted.texts).values(), file)
+    if wanted.learns:
+        _refuse_either(table, [*targets, *features])
     for group in groups:
         _refuse_groups(table, group)
         group.texts_as(range(len(group.texts)))
@@ -241,6 +243,10 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     parts = [(each.name, part) for each in (*targets, *features) for part in each.parts]
     places = [(place, part) for place, (name, part) in enumerate(parts) if name not in left_out]
     number = sum(len(each.parts) for each in targets)
+    called = [part for _, part in places[number:]]
+    if len({*called}) < len(called):
+        twice = next(part for part in called if called.count(part) > 1)
+        raise DataError(f"{table.path}: two columns become {twice}; rename one")
     of_part = {part: each for each in features for part in each.parts}
     about = {
         "shape": numbers.shape,
@@ -271,7 +277,7 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    ways = {base(name): way for name, way in wanted.ways}
+    ways = {base(x, way) if is_date(way) else x: way for x, way in wanted.ways}
     targets = [
         Column(x, are_texts=are_texts or x in texts, known=known.get(x, ()), way=ways.get(x))
         for x in wanted.targets
@@ -313,7 +319,9 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     """Return the columns that may be features, and why others are none if nobody has named any."""
     path, names, targets = table.path, table.names, wanted.targets
     # A run's features may be the columns of an array.
-    features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
+    ways = dict(wanted.ways)
+    named_by = (x if x in names else base(x, ways.get(x, "")) for x in wanted.features or ())
+    features = [*dict.fromkeys(named_by)]
     texts = {key: (column,) for key, column in wanted.texts}
     named = {"targets": targets, "features": features, **texts}
     group = (wanted.group,) if wanted.group else ()
@@ -359,6 +367,16 @@ def _answers(
         if wanted.takes is Labels:
             check_labels(path, each, table)
     return np.empty(0, np.int64), ()
+
+
+def _refuse_either(table: Table, columns: Sequence[Column]) -> None:
+    """Raise DataError for numbers such as 1.234 where another column has 1.234,5."""
+    local = next((each.name for each in columns if each.way == LOCAL), None)
+    for each in columns if local else ():
+        if text := each.may_be_local:
+            other = f"{text.replace('.', '')}, for column {local} is written as {LOCAL}"
+            fix = "write both columns in one way"
+            raise DataError(f"{table.path}: column {each.name}: {text} may also be {other}; {fix}")
 
 
 def _refuse_groups(table: Table, column: Column) -> None:

@@ -143,7 +143,9 @@ def _filled(rows: Rows) -> Iterator[str]:
     found = dict[str, int]()
     for place, name in enumerate(rows.feature_names):
         if name in rows.gaps and not {"median", "categories"} & {*rows.encoded.get(name, ())}:
-            found[base(name)] = int(np.isnan(rows.features.columns([place])[:]).sum())
+            found[base(name, rows.ways.get(name, ""))] = int(
+                np.isnan(rows.features.columns([place])[:]).sum()
+            )
     return itertools.starmap(filled_gaps, found.items())
 
 

@@ -10,6 +10,10 @@ _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _SIGNS = r"[ \u00a0\u202f'\u2019{}]"
 """Characters between thousands, apart from the one that a way has for itself."""
 _TIME = r"([T ]([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))? ?(Z|[+-]\d\d(?::?\d\d)?|))?"
+_CLOCK = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))? ?(Z|[+-]\d\d(?::?\d\d)?|)", re.ASCII
+)
+"""A time with its day, its fraction of a second and its offset, if it has them."""
 PARTS = ("year", "month", "weekday", "days")
 """Numbers that a date becomes; a Monday is 0, and days are since 1970."""
 
@@ -51,7 +55,7 @@ def _date(form: str) -> Callable[[str], tuple[float, ...] | None]:
 _YEAR, _MONTH, _DAY = r"(?P<y>\d{4})", r"(?P<m>\d\d?)", r"(?P<d>\d\d?)"
 WAYS: Mapping[str, Callable[[str], tuple[float, ...] | None]] = {
     "1,234.5": _number(".", ","),
-    "1.234,5": _number(",", "."),
+    (LOCAL := "1.234,5"): _number(",", "."),
     "year-month-day": _date(rf"{_YEAR}([-/.]){_MONTH}\2{_DAY}"),
     "day.month.year": _date(rf"{_DAY}([-/.]){_MONTH}\2{_YEAR}"),
     "month/day/year": _date(rf"{_MONTH}([-/]){_DAY}\2{_YEAR}"),
@@ -72,6 +76,21 @@ def ways_of(texts: Iterable[str]) -> list[str]:
             return []
     shown = {"1,234.5": has_comma or has_point, "1.234,5": has_comma}
     return [way for way in found if shown.get(way, True)]
+
+
+def plain_time(text: str) -> str:
+    """Return a time as pandas writes it, without zeros at its end: midnight is a date."""
+    if not (found := _CLOCK.fullmatch(text)):
+        return ""
+    day, time, fraction, offset = found.groups("")
+    fraction = fraction.rstrip("0")
+    if day and time == "00:00:00" and not fraction + offset:
+        return day
+    if offset:
+        digits = "+0000" if offset == "Z" else offset.replace(":", "").ljust(5, "0")
+        offset = f"{digits[:3]}:{digits[3:]}"
+    seconds = f"{time}.{fraction}" if fraction else time
+    return f"{day} {seconds}{offset}".strip()
 
 
 def is_date(way: str) -> bool:

@@ -60,6 +60,14 @@ class Columns(Feature):
         return {*gaps, *self.means, *self.scales}
 
     @property
+    def coarse(self) -> list[str]:
+        """The columns of numbers too large for float32 to hold a thousandth of their deviation."""
+        steps = {
+            x: float(np.spacing(np.float32(abs(mean)))) for x, (mean, _) in self.scales.items()
+        }
+        return [x for x, step in steps.items() if step >= 1 and 500 * step > self.scales[x][1]]
+
+    @property
     def cell_names(self) -> list[str]:
         """The columns of a table that they are of: one of dates is several of these."""
         dates = {name for name, how in self.encoded.items() if _is_date(how)}

@@ -273,6 +273,10 @@ class Numbers(Feature):
         found = super().in_units(values) if self.scales else values.double()
         return getattr(torch, _INVERSE[self.transform])(found) if self.transform else found
 
+    def from_units(self, values: Tensor) -> Tensor:
+        found = getattr(values.double(), self.transform)() if self.transform else values
+        return super().from_units(found) if self.scales else found
+
     def seen(self, known: Known) -> Feature:
         if self.transform or (found := known()) is None:
             return self

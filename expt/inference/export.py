@@ -23,7 +23,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
-from expt.errors import ConfigError, DataError, ExptError, RunFailed, type_name
+from expt.errors import ConfigError, DataError, ExptError, RunFailed, listed, type_name, warn
 from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.inference.load import TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
@@ -46,39 +46,25 @@ class Complete(nn.Module):
     0.
     """
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
-        self.model, self._preprocess = trained.model, trained.preprocess
-        self._transform = getattr(targets, "transform", "")
-        ones = [(0.0, 1.0)] * len(targets.names) if self._transform else []
-        scales = [*targets.scales.values()] or ones
-        mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("deviation", deviation.clone())
+        if not isinstance(inputs := trained.features.inputs, Columns | Image):
+            raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+        if coarse := getattr(inputs, "coarse", []):
+            fix = "leave --preprocess out, and standardise in float64"
+            warn(f"--preprocess: the numbers of {listed(coarse)} are too large for float32; {fix}")
+        self.model, self._preprocess, self._targets = trained.model, trained.preprocess, targets
+        self._has_units = bool(targets.scales or getattr(targets, "transform", ""))
 
     def forward(self, samples: Tensor) -> Any:
         """Return the outputs of the model, in units."""
         given = self._preprocess(samples)
         output = self.model(given if samples.dim() > 2 else given.flatten(1))
-        if not len(self.mean):
-            return output
-        columns = output.double().reshape(output.shape[0], -1)
-        found = (columns * self.deviation + self.mean).reshape(output.shape)
-        if self._transform:
-            return found.exp() if self._transform == "log" else found.expm1()
-        return found
+        return self._targets.in_units(output) if self._has_units else output
 
     def without_units(self, output: Tensor) -> Tensor:
         """Return the outputs of the model before they were put into units."""
-        if not len(self.mean):
-            return output
-        if self._transform:
-            output = output.log() if self._transform == "log" else output.log1p()
-        columns = output.reshape(len(output), -1)
-        return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
+        return self._targets.from_units(output).float() if self._has_units else output
 
 
 @progress.phase("exporting")
@@ -114,8 +100,6 @@ def export(
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
-    if preprocess and not isinstance(inputs, Columns | Image):
-        raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
     module = Complete(trained, targets) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))

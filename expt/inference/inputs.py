@@ -28,7 +28,7 @@ from expt.data.columns import (
 )
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
-from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
+from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.features import NO_TARGET, Columns, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
@@ -339,8 +339,7 @@ class Rows(Inputs):
             raise ConfigError(
                 f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
             )
-        cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
-        columns = dict(zip(names, cells, strict=True))
+        columns = {name: self._cells(name, each) for name, each in zip(names, rows.T, strict=True)}
         known = self.feature.encoded, self.feature.filled
         values, wrong, unknown = read_as_known(columns, *known)
         for row, why in wrong.items():
@@ -348,6 +347,15 @@ class Rows(Inputs):
         for name, texts in unknown.items():
             warn(self._unknown(name, texts))
         return values
+
+    def _cells(self, name: str, cells: np.ndarray) -> Any:
+        """Return a column of numbers, dates or texts as Arrow has them; several kinds as texts."""
+        try:
+            return pa.array(cells, from_pandas=True)
+        except (pa.ArrowException, OverflowError) as error:
+            if known_column(name, self.feature.encoded).way:
+                raise ConfigError(f"column {name}: {first_line(error)}") from error
+            return pa.array([*map(text_of, cells)], pa.string())
 
     def _unknown(self, name: str, texts: Counter[str]) -> str:
         is_text = "categories" in self.feature.encoded.get(name, {})
@@ -364,7 +372,9 @@ class Rows(Inputs):
                 table: Table = Arrays(Path(path), {"x": array_of(path)})
         else:
             table = open_table(Path(path))
-        names = (name if name in table.names else base(name) for name in wanted)
+        encoded = getattr(self.feature, "encoded", {})
+        ways = (encoded.get(name, {}).get("way", "") for name in wanted)
+        names = (x if x in table.names else base(x, y) for x, y in zip(wanted, ways, strict=True))
         own = [name for name in dict.fromkeys(names) if name in table.names]
         taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:

@@ -50,6 +50,7 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
         "inputs": _shown(inputs),
         "targets": _shown(targets),
         "standardised targets": ", ".join(targets.scales) or None,
+        "target transform": getattr(targets, "transform", None) or None,
     }
     if split is None:
         return found

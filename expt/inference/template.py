@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from expt.data.columns import are_numbers, texts_of
+from expt.data.label_list import separator_of
 from expt.data.picture_names import Pictures
 from expt.data.table_files import open_table
 from expt.errors import ConfigError, listed, warn
-from expt.features import Answers, Classes, Feature
+from expt.features import Answers, Classes, Feature, Labels
 from expt.inference.inputs import ARRAYS
 from expt.inference.plan import Plan
 from expt.inference.writing import Write, csv_cells, new_file
@@ -34,7 +35,7 @@ class Template:
         files = [os.path.abspath(file) for file in plan.inputs.files]
         if path.suffix.lower() != ".csv" or not path.is_file():
             raise ConfigError(f"--template {path}: name a .csv that is there")
-        if plan.split or plan.form.each == "pixel" or files[0].endswith(ARRAYS):
+        if plan.form.each == "pixel" or not files or files[0].endswith(ARRAYS):
             raise ConfigError("--template: is for pictures and tables in files, and no masks")
         self.path, self.table = path, open_table(path)
         batches = [*self.table.batches(self.table.names)]
@@ -71,7 +72,9 @@ class Template:
         found, others = dict[str, Fill](), list[str]()
         for name in self.columns:
             cell = name if name in cells else f"p_{name}"
-            if cell in cells:
+            if cell == "labels" and isinstance(form, Labels):
+                found[name] = self._labels(name)
+            elif cell in cells:
                 found[name] = _cell(cell)
             else:
                 others.append(name)
@@ -84,16 +87,24 @@ class Template:
         return found
 
     def _only(self, form: Feature, name: str, cells: Mapping[str, Any]) -> Fill | None:
-        """Return the function of a column of any name: a class as the template's examples are."""
+        """Return the function of a column of any name: written as the template's examples are."""
         examples, names = {*self.columns[name]} - {""}, form.names
+        if isinstance(form, Labels):
+            return self._labels(name)
         if not isinstance(form, Classes):
-            first = "labels" if "labels" in cells else names[0] if len(names) == 1 else ""
-            return _cell(first) if first in cells else None
-        if not examples or not are_numbers(examples) or examples <= {*names}:
-            return lambda answer, cells: answer["class"]
-        if len(names) == 2 and not all(float(text).is_integer() for text in examples):
-            return _cell(f"p_{names[1]}")
-        return lambda answer, cells: names.index(answer["class"])
+            return _cell(names[0]) if len(names) == 1 and names[0] in cells else None
+        of_numbers = bool(examples) and are_numbers(examples)
+        if len(names) == 2 and of_numbers and not all(float(x).is_integer() for x in examples):
+            return _cell(f"p_{names[1]}") if f"p_{names[1]}" in cells else None
+        if of_numbers and not are_numbers(names) and not examples <= {*names}:
+            return lambda answer, cells: names.index(answer["class"])
+        return _cell("class")
+
+    def _labels(self, name: str) -> Fill:
+        """Return the function of a column of labels, with the sign that is between its examples."""
+        examples = self.columns[name]
+        sign = separator_of(examples) or (" " if any(" " in x for x in examples) else ";")
+        return lambda answer, cells: sign.join(answer["labels"])
 
 
 def _cell(name: str) -> Fill:
@@ -115,7 +126,10 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
             cells = {**csv_cells(form, answer), template.id: ""}  # it stays as it is
             if not fills:
                 fills.update(template.fills(form, cells))
-            rows[key] = {name: fill(answer, cells) for name, fill in fills.items()}
+            found = {name: fill(answer, cells) for name, fill in fills.items()}
+            if rows.setdefault(key, found) != found:
+                fault = f"several rows have the {template.id} {about[template.id]}"
+                raise ConfigError(f"--template {template.path}: {fault}, and other predictions")
 
     with new_file(output, force=force) as file:
         yield write

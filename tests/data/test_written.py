@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import expt
+from expt.data.build import load
 from expt.data.columns import Column
-from expt.data.loading import Batch
+from expt.data.loading import Batch, LoaderOptions
 from expt.data.written import ways_of
-from expt.errors import DataError
+from expt.errors import ConfigError, DataError
 from expt.features import Columns
 from expt.inference.by_feature import inputs_of
 from expt.tasks.task import Facts
@@ -184,6 +185,61 @@ def test_a_run_reads_other_files_as_its_own(
         predicted = np.exp(model(more).flatten().numpy().astype(float) * scale[1] + scale[0])
     errors = np.abs(predicted - [2000.5, 1000.25])
     assert measured["mae/all"] == pytest.approx(errors.mean(), rel=1e-5)
+    days = pandas.to_datetime(["1990-04-03", "1990-04-04"])
+    typed = pandas.DataFrame({"size": [1.5, None], "built": days})
+    assert torch.equal(model.preprocess(typed), more)
+    assert torch.equal(model.preprocess(typed.to_numpy(object).tolist()), more)
+    thousandth = (model.preprocess([[x, "03.04.1990"]]) for x in (1.234, "1,234"))
+    assert torch.equal(*thousandth)
+    typed.to_parquet(tmp_path / "more.parquet")
+    again = expt.predict(folder, tmp_path / "more.parquet")
+    np.testing.assert_allclose([one["price"] for one in again], predicted, rtol=1e-5)
+    with pytest.raises(ConfigError, match="column size: "):
+        model.preprocess([[1.5, "03.04.1990"], ["1,5", "03.04.1990"]])
+
+
+@pytest.mark.parametrize("names", ["sale;sale.year;sale.days", "x;x[0];x.days.year"])
+def test_a_name_alone_makes_no_part_of_a_date(tmp_path: Path, names: str) -> None:
+    lines = [f"{x / 8:.3f};{x},5;{'ab'[x % 2]};{x}" for x in range(1, 41)]
+    path = written(tmp_path, "\n".join([f"{names};y", *lines]))
+    data = built(of(path, features=None))
+    features, rows = data.info.features, samples(data.train)[0]
+    given = inputs_of(of(path), features)
+    given.open([path])
+    (piece,) = given.pieces(100)
+    assert torch.equal(given(piece.samples).flatten(1), rows)
+    options = LoaderOptions(batch_size=64, device=torch.device("cpu"))
+    measured = load(of(path, features=None), NUMBER, "all", features, options, own=False)
+    assert torch.equal(samples(measured)[0], rows)
+
+
+def test_a_column_that_is_called_as_a_part_of_another_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "day,day.year,y\n2024-01-31,1,2\n2024-02-01,2,3\n")
+    with pytest.raises(DataError, match=r"two columns become day\.year"):
+        built(of(path, features=None))
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_refused"),
+    [
+        ("250.000 1.500 950", True),
+        ("-250.000 ", True),
+        ("250.000 0.500", False),
+        ("1.5 2.25", False),
+        ("1 2", False),
+    ],
+)
+def test_numbers_next_to_local_ones_are_not_mistaken(
+    cells: str, is_refused: bool, tmp_path: Path
+) -> None:
+    lines = [f"{each};{x},5;{x}" for x, each in enumerate(cells.split(" "), 1)]
+    path = written(tmp_path, "\n".join(["a;b;y", *lines]))
+    if not is_refused:
+        expected = [float(each) for each in cells.split()]
+        assert samples(built(of(path)).train)[0][:, 0].tolist() == expected
+        return
+    with pytest.raises(DataError, match=r"column a: -?250\.000 may also be -?250000, for"):
+        built(of(path))
 
 
 @pytest.mark.parametrize("how", ["log", "log1p"])

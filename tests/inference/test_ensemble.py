@@ -154,6 +154,24 @@ def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
         expt.predict(folds, split="train")
 
 
+def test_numbers_are_averaged_and_not_their_logarithms(make: Make, patients: Made) -> None:
+    """Of folds with scales of their own, too."""
+    made = []
+    for how, fold in (("log", 0), ("log", 1), ("log1p", 1)):
+        changes = {"folds": 2, "fold": fold, "target_transform": how}
+        dataset = dataclasses.replace(patients.run.config.dataset, **changes)
+        for seed in (0, 1) if fold == 0 else (0,):
+            config = dataclasses.replace(patients.run.config, dataset=dataset, seed=seed)
+            made.append(make(f"{how}_{fold}_{seed}", config, patients.data).folder)
+    for runs in (made[:2], made[1:3]):
+        single = [values(expt.predict(run, patients.data)) for run in runs]
+        assert np.ptp(single, axis=0).max() > 1
+        mean = values(expt.predict(runs, patients.data))
+        np.testing.assert_allclose(mean, np.mean(single, 0), rtol=1e-5)
+    with pytest.raises(ConfigError, match="has the target transform log1p"):
+        expt.predict(made[2:], patients.data)
+
+
 def test_unlike_runs_are_refused_by_name(
     photos: Made, patients: Made, segmented: Made, make: Make, configured: Configured
 ) -> None:

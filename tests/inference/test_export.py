@@ -174,6 +174,22 @@ def test_larger_models(model: str, format: Any, train: TrainAlone, tmp_path: Pat
         )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "is_coarse"), [(1.7e9, True), (1e6, False)])
+def test_numbers_that_float32_cannot_hold_are_named(
+    train: TrainAlone, tmp_path: Path, capsys: Capture, start: float, is_coarse: bool
+) -> None:
+    lines = ["seen,year,y", *(f"{start + x * 7},{2024 + x % 2},{x}" for x in range(60))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    words = f"dataset=table dataset.path={tmp_path}/t.csv dataset.targets=y task=regression"
+    more = "dataset.features=[seen,year] dataset.standardise_targets=true model=mlp epochs=1"
+    folder = train(*words.split(), *more.split(), "batch_size=8").folder
+    file = str(tmp_path / "model.pt2")
+    given = [str(folder), "--format", "torch_export", "--which", "last", "--output", file]
+    assert command.main([*given, "--preprocess"]) == 0
+    assert ("the numbers of seen are" in capsys.readouterr().err) is is_coarse
+
+
 @pytest.mark.parametrize("format", ["torch_export", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_the_encoding_of_a_real_table_is_in_the_file(
     train: TrainAlone, tmp_path: Path, format: Any

@@ -119,6 +119,9 @@ def test_a_run_is_used_without_its_tokenizers_folder(
     test = typed("predict", str(run.folder), "--split", "test", "--output", str(tmp_path / "t.csv"))
     assert test.returncode == 0
     assert typed("predict", str(run.folder), str(place / "bags.py")).returncode == 2
+    (tmp_path / "form.csv").write_text("id,kind\nn1,a\n")
+    form = ("--template", str(tmp_path / "form.csv"), "--output", str(tmp_path / "filled.csv"))
+    assert typed("predict", str(run.folder), "--text", "w1", *form).returncode == 2
     (tmp_path / "bad.csv").write_text("said,id\nw1,2,3\n")
     bad = typed("predict", str(run.folder), str(tmp_path / "bad.csv"))
     assert bad.returncode == 2

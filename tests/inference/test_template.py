@@ -9,8 +9,9 @@ import pytest
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
+from tests.conftest import Configured
 from tests.facade import Capture
-from tests.inference.conftest import CLASSES, Made
+from tests.inference.conftest import CLASSES, SHORT, Made, Make
 
 
 def filled(made: Made, given: Path, lines: str, *more: str) -> list[list[str]]:
@@ -69,6 +70,60 @@ def test_rows_of_a_table_fill_a_template_by_their_ids(patients: Made, tmp_path: 
     }
     rows = filled(patients, tmp_path / "new.csv", "no,value\nh3,0\nh1,0\n")
     assert [[x, float(y)] for x, y in rows[1:]] == [[x, found[x]] for x in ("h3", "h1")]
+
+
+@pytest.fixture(scope="session")
+def grades(make: Make, configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Rows of the classes 3 and 5."""
+    path = tmp_path_factory.mktemp("grades") / "t.csv"
+    lines = [f"w{x},{x % 7},{x / 2},{3 + x % 2 * 2},1,{x % 2}" for x in range(60)]
+    path.write_text("\n".join(["no,a,b,grade,odd,even", *lines]))
+    words = ("dataset=table", f"dataset.path={path}", "dataset.features=[a,b]", "model.hidden=[5]")
+    return make("grades", configured(*SHORT, *words, "dataset.targets=grade"), path)
+
+
+def test_classes_that_are_numbers_are_written_as_they_are(grades: Made, tmp_path: Path) -> None:
+    given = tmp_path / "new.csv"
+    shutil.copy(grades.data, given)
+    found = {one["no"]: one for one in expt.predict(grades.folder, given)}
+    for example in ("0", "1", "5", ""):
+        rows = filled(grades, given, f"no,x\nw3,{example}\nw8,{example}\n")
+        assert rows[1:] == [[x, found[x]["class"]] for x in ("w3", "w8")]
+        assert {row[1] for row in rows[1:]} <= {"3", "5"}
+    rows = filled(grades, given, "no,x\nw3,0.5\n")
+    assert float(rows[1][1]) == found["w3"]["probabilities"]["5"]
+    with pytest.raises(ConfigError, match="nothing fills x"):
+        filled(grades, given, "no,x\nw3,0.5\n", "--top", "1")
+
+
+def test_rows_of_one_id_have_one_prediction(grades: Made, tmp_path: Path) -> None:
+    given, lines = tmp_path / "new.csv", "no,a,b\nw1,1,2\nw2,3,4\nw1,1,2\n"
+    given.write_text(lines)
+    assert len(filled(grades, given, "no,3\nw1,0\nw2,0\n")) == 3
+    given.write_text(f"{lines}w2,3,40\n")
+    with pytest.raises(ConfigError, match="several rows have the no w2"):
+        filled(grades, given, "no,3\nw1,0\nw2,0\n")
+
+
+@pytest.fixture(scope="session")
+def labelled(make: Make, configured: Configured, grades: Made) -> Made:
+    """Rows that have all labels."""
+    words = ("dataset=table", f"dataset.path={grades.data}", "dataset.features=[a,b]")
+    chosen = ("task=multilabel", "task.threshold=1e-9", "dataset.targets=[odd,even]")
+    return make("labelled", configured(*SHORT, *words, *chosen, "model.hidden=[5]"), grades.data)
+
+
+@pytest.mark.parametrize(
+    ("example", "sign"), [("odd even", " "), ("odd|x even", "|"), ("odd", ";"), ("", ";")]
+)
+def test_labels_are_written_with_the_sign_of_the_template(
+    labelled: Made, tmp_path: Path, example: str, sign: str
+) -> None:
+    given = tmp_path / "new.csv"
+    given.write_text("no,a,b\nw1,1,2\n")
+    for name in ("tags", "labels"):
+        rows = filled(labelled, given, f"no,{name}\nw1,{example}\n")
+        assert rows == [["no", name], ["w1", f"odd{sign}even"]]
 
 
 @pytest.mark.parametrize(
