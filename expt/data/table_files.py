@@ -47,7 +47,7 @@ class Table(ABC):
     targets: Sequence[str] = ()
     """columns in which the class -1 stays, for a message; in others it is a gap"""
     free: Collection[str] = ()
-    """columns of texts, each of which is data, whatever it looks like"""
+    """columns of texts, whose cells are data, whatever they look like"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
     notes: Sequence[str] = ()

@@ -94,8 +94,8 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
         feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
-        arrays = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
-        return Texts(feature, *arrays, about["notes"])
+        ids, counted, types, bounds = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
+        return Texts(feature, ids, counted, types, bounds, about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
         return found
@@ -189,7 +189,7 @@ class PaddedTexts(Held):
     @property
     def example(self) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs of the longest text, and targets that are all zeros."""
-        inputs, following = self._padded(self._texts.lengths.argmax()[None])
+        inputs, following = self._padded(np.array([self._texts.lengths.argmax()]))
         targets = following if len(self._texts.counted) else self._targets
         return {name: one[0] for name, one in inputs.items()}, torch.zeros_like(targets[0])
 

@@ -124,8 +124,8 @@ class Tokenizer:
                 shorter = self._ids([columns[0][at]], truncation=True, max_length=most)
                 (ids[at],), types[at : at + 1] = shorter
         pad = [self.sizes["pad_id"]]  # attention needs a token
-        filled = [each or pad for each in ids], *([x or [0] for x in y] for y in (counted, types))
-        return Encoded(*filled, len(cut))
+        counted, types = ([each or [0] for each in rows] for rows in (counted, types))
+        return Encoded([each or pad for each in ids], counted, types, len(cut))
 
     def _ids(self, texts: Sequence[str], **how: Any) -> tuple[Rows, Rows]:
         """Return the tokens of texts, and their segments if the model needs these."""
