@@ -16,18 +16,25 @@ CHAT = (
 
 
 def make_tokenizer(folder: Path, *, kind: str = "bert", template: str | None = None) -> Path:
-    """Save one that knows WORDS: with [CLS] and [SEP], or with `<s>` as a causal model's."""
+    """Save one that knows WORDS: with [CLS] and [SEP], or with `<s>` as a causal model's.
+
+    The kind xlnet has [CLS] at its end, in a segment of its own, and pads at the left."""
     library: Any = importlib.import_module("tokenizers")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if kind == "bert" else ["[UNK]", "<s>", "</s>"]
+    is_bert = kind in ("bert", "xlnet")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if is_bert else ["[UNK]", "<s>", "</s>"]
     known = {word: place for place, word in enumerate([*special, *WORDS])}
     own = library.Tokenizer(library.models.WordLevel(known, unk_token="[UNK]"))
     own.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
-    form = "[CLS] $A [SEP]" if kind == "bert" else "<s> $A"
+    form = {"bert": "[CLS] $A [SEP]", "xlnet": "$A:0 [SEP]:0 [CLS]:2"}.get(kind, "<s> $A")
     own.post_processor = library.processors.TemplateProcessing(
         single=form, special_tokens=[(word, known[word]) for word in special if word in form]
     )
-    names = {"bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}}
-    named = names.get(kind, {"bos_token": "<s>", "eos_token": "</s>"})
+    named: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    if is_bert:
+        named = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        named |= {"model_input_names": names, "pad_token_type_id": 3 if kind == "xlnet" else 0}
+        named |= {"padding_side": "left"} if kind == "xlnet" else {}
     transformers: Any = importlib.import_module("transformers")
     found = transformers.PreTrainedTokenizerFast(
         tokenizer_object=own, unk_token="[UNK]", chat_template=template, **named

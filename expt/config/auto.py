@@ -34,6 +34,8 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
     )
     model = node.get("model")
     own = model.get("path") if isinstance(model, Mapping) and "_target_" not in model else None
+    if own and (revision := node["model"].get("revision")):
+        own = f"{own}@{revision}"
     filled = _filled_below(filled, "dataset", {"tokenizer": own})
     return _filled_below(_with_size(filled), "tensorboard", {"images": "end"})
 

@@ -40,18 +40,19 @@ def content_of(config: RunConfig, before: Record | None = None, *, begins: bool 
     DataError where files cannot be read, or are another known dataset's; ConfigError where weights
     are not there.
     """
+    own: Content = {}
+    if begins:
+        own = {"base": _of_base(config, before or {}), "frozen": _of_frozen(config)}
     try:
         data = config.dataset.fingerprint()
     except DataError:
-        if check := config.dataset.prepare():  # they name other errors, too
+        if check := config.dataset.prepare(config.task):  # they name other errors, too
             check(usable_cpus())
         raise
     made = (before or {}).get("content")
     weights = _of_weights(config) if made is None else made.get("weights")
     code = own_code.fingerprint(own_code.targets(config))
-    more: Content = {"weights": weights}
-    if begins:
-        more |= {"base": _of_base(config, before or {}), "frozen": _of_frozen(config)}
+    more: Content = {"weights": weights, **own}
     return {"data": data, "code": code, **{part: one for part, one in more.items() if one}}  # type: ignore[typeddict-item]
 
 
@@ -101,7 +102,7 @@ def refuse_changed(request: RunRequest) -> None:
     begins = not isinstance(request.instead, Evaluation)
     now = content_of(config, before, begins=begins)
     if now["data"] is None and then.get("data"):
-        config.dataset.prepare()
+        config.dataset.prepare(config.task)
     unused = set() if begins else {"base", "frozen"}
     if changed := [part for part in changed_parts(then, now) if part not in unused]:
         raise RunFailed(

@@ -270,7 +270,7 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
 
 def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[Column], ...]:
     """Return the columns of targets, of features, which have the `names`, and of groups, if any."""
-    table.targets = wanted.targets
+    table.targets, table.free = wanted.targets, {column for _, column in wanted.texts}
     if wanted.takes is not Classes:
         table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
     known = table.classes

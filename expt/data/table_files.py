@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -46,6 +46,8 @@ class Table(ABC):
     key_of_targets = "dataset.targets"
     targets: Sequence[str] = ()
     """columns in which the class -1 stays, for a message; in others it is a gap"""
+    free: Collection[str] = ()
+    """columns of texts, whose cells are data, whatever they look like"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
     notes: Sequence[str] = ()
@@ -260,7 +262,7 @@ class _Folder(Table):
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
             table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
-            table.targets = self.targets
+            table.targets, table.free = self.targets, self.free
             if missing := {*names} - {*table.names, *constant}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             if more := listed(x for x in table.names if x not in self.names):
@@ -322,9 +324,12 @@ class _Csv(Table):
             pairs = zip(self.names, ends, strict=True)
             every |= dict.fromkeys(name for name, cell in pairs if other_lines.is_word(cell))
         done, held = 0, list[Batch]()
+        first = None if self.names[0] in self.free else self.names[0]
 
         def looked_at(batch: Batch, *, is_last: bool = False) -> Batch:
-            odd = other_lines.among(batch, self.names[0], names, self.targets, is_last=is_last)
+            if {*names} <= {*self.free}:
+                return batch.select([*names])
+            odd = other_lines.among(batch, first, names, self.targets, is_last=is_last)
             damaged.update({done + row: why for row, why in odd.items()})
             return batch.select([*names])
 

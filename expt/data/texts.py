@@ -24,7 +24,7 @@ from expt.errors import DataError
 from expt.features import NO_TARGET, Feature, Text
 from expt.late import pa
 
-_ARRAYS = ("ids", "counted", "bounds")
+_ARRAYS = ("ids", "counted", "types", "bounds")
 _AT_A_TIME = 1000
 """Texts that a tokenizer gets."""
 _SHORT = 8
@@ -42,6 +42,8 @@ class Texts(NamedTuple):
     """The tokens of all, one text after the other."""
     counted: np.ndarray
     """1 for each token that is to be predicted; empty where targets are others."""
+    types: np.ndarray
+    """The segment of each token; empty where all are of the first."""
     bounds: np.ndarray
     """The places where each begins and ends among these, int64 [N + 1]."""
     notes: Sequence[str] = ()
@@ -52,7 +54,9 @@ class Texts(NamedTuple):
         return np.diff(self.bounds)
 
     def of(self, values: np.ndarray, index: np.ndarray) -> list[np.ndarray]:
-        """Return those of `ids` or `counted` for each text at `index`."""
+        """Return those of `ids`, `counted` or `types` for each text at `index`; none of none."""
+        if not len(values):
+            return []
         pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
         return [values[start:stop] for start, stop in pairs]
 
@@ -76,20 +80,22 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
     """
     (role, columns), name, most = dataset.texts, dataset.tokenizer, dataset.max_tokens
     own = fingerprint(name)
-    how = role, own, is_causal, most, getattr(dataset, "splits", None)
+    how = _ARRAYS, role, own, is_causal, most, getattr(dataset, "splits", None)
     words = digest([str(Path(dataset.path).resolve()), *columns, *map(str, how)])
 
     def write(folder: Path) -> None:
         reader = Tokenizer(name, role, most, is_causal=is_causal)
-        about = _write(open_table(), columns, reader, folder)
+        table = open_table()
+        table.free = columns
+        about = _write(table, columns, reader, folder)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def mapped(folder: Path) -> Texts:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         known = {"names": columns, "role": role, "tokenizer": name, "digest": own}
         feature: Any = Feature.read({"feature": Text.__name__, **known, **about["feature"]})
-        ids, counted, bounds = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
-        return Texts(feature, ids, counted, bounds, about["notes"])
+        ids, counted, types, bounds = (np.load(folder / f"{x}.npy", mmap_mode="r") for x in _ARRAYS)
+        return Texts(feature, ids, counted, types, bounds, about["notes"])
 
     if found := read_or_fill(f"texts-{words}.{content}", write, mapped):
         return found
@@ -101,26 +107,28 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
 def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path) -> Any:
     """Write the tokens of a table's columns into a folder; return their description."""
     kind = np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32
-    ids, marks = [np.empty(0, kind)], [np.empty(0, np.uint8)]
+    ids, marks, types = [np.empty(0, kind)], [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]
     lengths, gaps, cut, silent = list[int](), 0, 0, 0
     with progress.phase(f"reading the texts of {table.path}", table.size) as here:
         for whole in table.batches(columns):
             for start in range(0, whole.num_rows, _AT_A_TIME):
                 cells = [whole.column(name).slice(start, _AT_A_TIME) for name in columns]
                 gaps += sum(each.null_count for each in cells)
-                found, counted, longer = reader.encode([*map(cells_of, cells, columns)])
-                ids.append(np.fromiter(itertools.chain(*found), kind))
-                marks.append(np.fromiter(itertools.chain(*counted), np.uint8))
-                lengths += map(len, found)
-                silent += sum(not any(each[1:]) for each in counted)
-                cut += longer
-                here.done += len(found)
+                found = reader.encode([*map(cells_of, cells, columns)])
+                ids.append(np.fromiter(itertools.chain(*found.ids), kind))
+                marks.append(np.fromiter(itertools.chain(*found.counted), np.uint8))
+                types.append(np.fromiter(itertools.chain(*found.types), np.uint8))
+                lengths += map(len, found.ids)
+                silent += sum(not any(each[1:]) for each in found.counted)
+                cut += found.cut
+                here.done += len(found.ids)
     number, names = len(lengths), ", ".join(columns)
     if silent == number:
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
     arrays: list[np.ndarray] = [
         np.concatenate(ids),
         np.concatenate(marks),
+        np.concatenate(types),
         np.cumsum([0, *lengths]),
     ]
     for name, array in zip(_ARRAYS, arrays, strict=True):
@@ -142,24 +150,30 @@ def cells_of(cells: Any, name: str) -> list[Any]:
     if pa.types.is_struct(getattr(cells.type, "value_type", None)) and not cells.null_count:
         found: list[Any] = cells.to_pylist()
         return found
-    raise DataError(f"column {name}: holds {cells.type}, some of none; let it hold texts")
+    has = "a gap, and" if cells.null_count else f"{cells.type}, and"
+    raise DataError(f"column {name}: holds {has} each cell is to be a text, or a conversation")
 
 
 def padded(
-    ids: Sequence[Any], counted: Sequence[Any], pad_id: int
+    feature: Text, ids: Sequence[Any], counted: Sequence[Any] = (), types: Sequence[Any] = ()
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs of some texts [B, T], and the token that follows each, if it counts."""
     shape = len(ids), max(map(len, ids))
-    tokens, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
-    following = np.full(shape, NO_TARGET, np.int64)
+    tokens, mask = np.full(shape, feature.pad_id, np.int64), np.zeros(shape, np.int64)
+    following, segments = np.full(shape, NO_TARGET), np.full(shape, feature.pad_type or 0)
     for row, each in enumerate(ids):
-        tokens[row, : len(each)] = each
-        mask[row, : len(each)] = 1
+        there = slice(-len(each), None) if feature.pads_left else slice(len(each))
+        tokens[row, there], mask[row, there] = each, 1
+        if len(types):
+            segments[row, there] = types[row]
     for row, counts in enumerate(counted):
         number = len(counts)
         following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
-    inputs = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
-    return inputs, torch.from_numpy(following)
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    inputs |= {"token_type_ids": segments} if len(types) else {}
+    return {name: torch.from_numpy(one) for name, one in inputs.items()}, torch.from_numpy(
+        following
+    )
 
 
 class PaddedTexts(Held):
@@ -174,14 +188,17 @@ class PaddedTexts(Held):
 
     @property
     def example(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The inputs and targets of the longest text, all zeros, but not masked."""
-        tokens = torch.zeros(self.tokens, dtype=torch.int64)
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return inputs, tokens if len(self._texts.counted) else torch.zeros_like(self._targets[0])
+        """The inputs of the longest text, and targets that are all zeros."""
+        inputs, following = self._padded(np.array([self._texts.lengths.argmax()]))
+        targets = following if len(self._texts.counted) else self._targets
+        return {name: one[0] for name, one in inputs.items()}, torch.zeros_like(targets[0])
+
+    def _padded(self, index: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        texts = self._texts
+        each = (texts.of(values, index) for values in (texts.ids, texts.counted, texts.types))
+        return padded(texts.feature, *each)
 
     def gather(self, indices: Tensor) -> tuple[Any, Tensor]:
         """See Held."""
-        index, texts = self._index[indices.numpy()], self._texts
-        counted = texts.of(texts.counted, index) if len(texts.counted) else ()
-        inputs, following = padded(texts.of(texts.ids, index), counted, texts.feature.pad_id)
-        return inputs, following if counted else self._targets[indices]
+        inputs, following = self._padded(self._index[indices.numpy()])
+        return inputs, following if len(self._texts.counted) else self._targets[indices]

@@ -227,6 +227,10 @@ class Text(Feature):
     """The key of the dataset that names the columns: text, prompt (and response), messages."""
     vocab_size: int
     pad_id: int
+    pads_left: bool = False
+    """True if shorter texts begin with `pad_id` instead."""
+    pad_type: int | None = None
+    """The segment of padding in `token_type_ids`, for models that need these."""
     max_tokens: int | None = None
     """The length that longer texts are cut to."""
     lengths: tuple[int, int, float] = (0, 0, 0.0)

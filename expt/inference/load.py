@@ -196,7 +196,7 @@ def _built(config: RunConfig, features: Features, record: Record) -> nn.Module:
     needs_base = getattr(model, "needs_base", False)
     if isinstance(model, groups.HuggingFaceModel) and needs_base:
         if Path(base.get("folder", "")).is_dir():  # a relative path may mean another from here
-            model = dataclasses.replace(model, path=base["folder"])
+            model = dataclasses.replace(model, path=base["folder"], revision=None)
         if published(model) != record.get("content", {}).get("base"):
             raise ConfigError(
                 f"model.path={model.path}: its files are not those that the run began from, and the"

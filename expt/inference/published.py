@@ -86,10 +86,13 @@ def _body(module: HuggingFace) -> Any:
 
 
 def _random_inputs(module: HuggingFace) -> dict[str, torch.Tensor]:
-    own = _body(module).config
+    body = _body(module)
+    own, known = body.config.get_text_config(), body.get_input_embeddings().num_embeddings
     size = min(_TOKENS, getattr(own, "max_position_embeddings", None) or _TOKENS)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(own.vocab_size, (_TEXTS, size), generator=generator)
+    ids = torch.randint(known, (_TEXTS, size), generator=torch.Generator().manual_seed(0))
+    if isinstance(end := own.eos_token_id, int):  # which T5 and BART look for in each text
+        ids[ids == end] = (end + 1) % known
+        ids[:, -1] = end
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

@@ -28,8 +28,8 @@ class TextRows(Rows):
 
         one, is_causal = self.feature, isinstance(self.targets, Tokens)
         tokenizer = Tokenizer(one.tokenizer, one.role, one.max_tokens, is_causal=is_causal)
-        ids, counted, _ = tokenizer.encode(columns)
-        inputs, following = texts.padded(ids, counted, one.pad_id)
+        found = tokenizer.encode(columns)
+        inputs, following = texts.padded(one, found.ids, found.counted, found.types)
         return inputs, following if is_causal else None
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
@@ -60,6 +60,11 @@ class TextRows(Rows):
             some = self._taken[start : start + size]
             yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
         yield from super().pieces(size)
+
+    def _open(self, path: str) -> Any:
+        opened = super()._open(path)
+        opened.table.free = opened.taken
+        return opened
 
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         return [name]

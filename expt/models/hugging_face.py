@@ -242,15 +242,22 @@ def _refuse_length(
     limit, longest = getattr(own, "max_position_embeddings", None), example["input_ids"].shape[1]
     if not limit or longest <= limit - _FEW or torch.get_default_device().type == "meta":
         return
-    try:
-        module.eval()(example)
-    except (IndexError, RuntimeError) as error:  # rotary positions have no end
-        raise ConfigError(
-            f"model.path={config.path}: takes up to {limit:,} tokens, and the longest text has"
-            f" {longest:,}; use dataset.max_tokens={limit} or less"
-        ) from error
-    finally:
-        module.train()
+
+    def takes(size: int) -> bool:
+        with contextlib.suppress(IndexError, RuntimeError):  # rotary positions have no end
+            module({name: one[:, -size:] for name, one in example.items()})
+            return True
+        return False
+
+    module.eval()
+    if not takes(longest):  # of its positions RoBERTa takes two fewer
+        for most in range(min(limit, longest), limit - _FEW, -1):
+            if takes(most):
+                raise ConfigError(
+                    f"model.path={config.path}: takes up to {most:,} tokens, and the longest text"
+                    f" has {longest:,}; use dataset.max_tokens={most} or less"
+                )
+    module.train()
 
 
 @torch.no_grad()

@@ -32,6 +32,8 @@ def folder_of(config: HuggingFaceModel) -> Path:
     require(f"model={config.name}", *packages, extra="transformers")
     folder = Path(config.path).expanduser()
     at = f"model.path={config.path}"
+    if folder.is_dir() and config.revision:
+        raise ConfigError(f"model.revision={config.revision}: {at} is a folder; leave it out")
     if not folder.is_dir() and is_name(config.path):
         named = at, config.path, config.revision
         folder = fetched(*named, *_OTHERS, *(_WEIGHTS[:1] if config.pretrained else ()))

@@ -107,6 +107,8 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
     if not trained & {*fit.loaded}:
         of = content.get("config", {}).get("model") if is_of_run(content) else None
         fix = f"it is of model={of.get('target', of['name'])}; choose that, or" if of else "give"
+        if of and isinstance(module, HuggingFace) and of.get("name") == "transformers":
+            fix = "expt export RUN --format huggingface makes it a folder for model.path; or give"
         raise ConfigError(
             f"weights={given}: {file} fits this model nowhere ({misfits}); {fix} other weights"
         )

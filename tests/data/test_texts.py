@@ -17,6 +17,7 @@ from expt.data.indexing import by_length, padding, permutation
 from expt.data.loading import Shard
 from expt.errors import ConfigError, DataError
 from expt.features import NO_TARGET, Features, Text, Tokens
+from expt.inference.texts import TextRows
 from expt.tasks.classification import Config as Classification
 from expt.tasks.language_model import Config as LanguageModel
 from expt.tasks.regression import Config as Regression
@@ -63,7 +64,9 @@ def read(data: Data) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def test_batches_are_those_of_transformers_own_collator(tmp_path: Path, bert: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "xlnet"])
+def test_batches_are_those_of_transformers_own_collator(tmp_path: Path, kind: str) -> None:
+    bert = make_tokenizer(tmp_path / "tokenizer", kind=kind)
     texts = ["w1 w2", "", "w3 unheard w5 w6 w7 w8 w9", *some_texts(30)]
     rows = [(text, place % 2) for place, text in enumerate(texts)]
     data = facade.built(
@@ -80,6 +83,8 @@ def test_batches_are_those_of_transformers_own_collator(tmp_path: Path, bert: Pa
         expected = collate([own(each, truncation=True, max_length=20) for each in some])
         assert torch.equal(batch.inputs["input_ids"], expected["input_ids"])
         assert torch.equal(batch.inputs["attention_mask"], expected["attention_mask"])
+        if kind == "xlnet":  # of others all are 0
+            assert torch.equal(batch.inputs["token_type_ids"], expected["token_type_ids"])
         assert batch.targets.tolist() == [at % 2 for at in order[8 * place : 8 * place + 8]]
     inputs = data.info.features.inputs
     assert isinstance(inputs, Text)
@@ -101,6 +106,25 @@ def test_the_numbers_of_tokens_may_have_holes(tmp_path: Path, bert: Path) -> Non
     assert isinstance(inputs, Text)
     assert inputs.vocab_size == 70_001
     assert read_tensors(data)[0]["input_ids"].max() == 70_000
+
+
+def test_texts_are_data_whatever_they_look_like(tmp_path: Path, bert: Path) -> None:
+    texts = ["-----", "# w1", "w2", "// w3", "", "* w4", "Total: w5"]
+    path = write_csv(tmp_path / "t.csv", ["text", "y"], [(x, n) for n, x in enumerate(texts)])
+    inputs, targets = read_tensors(facade.built(of(path, bert), NUMBER))
+    assert targets.flatten().tolist() == [*range(7)]
+    assert inputs["input_ids"][1].tolist()[:3] == [2, 1, 5]
+    rows = TextRows(of(path, bert), facade.built(of(path, bert), NUMBER).info.features)
+    rows.open([path])
+    (piece,) = rows.pieces(100)
+    assert (len(piece.about), piece.skipped) == (7, [])
+
+
+def test_the_first_row_that_cannot_be_read_is_shown(tmp_path: Path, causal: Path) -> None:
+    said = json.dumps([{"role": "assistant", "content": "w1"}])
+    path = write_csv(tmp_path / "t.csv", ["chat", "n"], [[said, 1], ["w2 {", 2], [said, 3]])
+    with pytest.raises(DataError, match=r"^dataset.tokenizer=.*Expecting value.*, such as w2 {$"):
+        facade.built(spoken(path, causal, "chat"), CAUSAL)
 
 
 def test_tokens_are_made_once(tmp_path: Path, bert: Path, monkeypatch: Patch) -> None:

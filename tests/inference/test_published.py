@@ -58,6 +58,8 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
     trained: Trained, words: Sequence[str], tmp_path: Path
 ) -> None:
     run = trained(*words)
+    with pytest.raises(ConfigError, match="--format huggingface makes it a folder for "):
+        trained(*words, LORA, f"weights={run.folder}", name="adapters")
     (tmp_path / "bert" / "model.safetensors").unlink()
     assert trained(*words, "resume=auto", "max_steps=3").result["steps"] == 3
     shutil.rmtree(tmp_path / "bert")
@@ -119,6 +121,31 @@ def test_a_causal_model_is_exported_with_its_tied_weights_once(
     with torch.no_grad():
         found = expt.load(run.folder)({"input_ids": ids})
         torch.testing.assert_close(other(ids).logits, found, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_that_looks_for_the_end_of_each_text_is_exported(
+    trained: Trained, table: Path, tmp_path: Path
+) -> None:
+    library()
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    ends = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0}
+    folder = make_tokenizer(save(tmp_path / "t5", "T5ForConditionalGeneration", **sizes, **ends))
+    run = trained(*SHORT, f"dataset.path={table}", "dataset.targets=sort", f"model.path={folder}")
+    other = library().AutoModelForSequenceClassification.from_pretrained(exported(run)).eval()
+    ids = INPUTS["input_ids"] % 60 + 4
+    ids[:, -1] = 3
+    with torch.no_grad():
+        found = expt.load(run.folder)({"input_ids": ids})
+        torch.testing.assert_close(other(ids).logits, found)
+
+
+def test_a_model_that_is_not_there_is_named_before_the_data(
+    words: Sequence[str], tmp_path: Path, typed: Typed
+) -> None:
+    shutil.rmtree(tmp_path / "bert")
+    found = typed(*words)
+    assert found.returncode == 2
+    assert f"error: model.path={tmp_path / 'bert'}: " in found.stderr
 
 
 def test_what_does_not_go_with_the_format_is_refused(

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from expt.config import groups
+from expt.config.auto import fill_auto
+from expt.data import tokenizer
 from expt.data.fingerprint import identity_of, published
 from expt.errors import ConfigError
 from expt.features import Anything, Classes, Features, Labels, Numbers, Text, Tokens
+from expt.machine import Machine
 from expt.models import published_files
 from expt.models.build import build
 from expt.worker import parallel
@@ -191,6 +194,29 @@ def test_what_cannot_be_built_is_refused_by_what_it_is(
         build(config, DEFAULT, images, torch.rand(1, 3, 8, 8))
 
 
+@pytest.mark.parametrize(("kind", "takes"), [("Roberta", 30), ("Bart", 32), ("GPT2", 32)])
+def test_the_longest_text_is_tried_and_the_most_tokens_named(
+    tmp_path: Path, kind: str, takes: int
+) -> None:
+    ends = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
+    kinds = {"Bart": "BartForConditionalGeneration", "GPT2": "GPT2LMHeadModel"}
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "n_head": 2}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2} if kind == "Bart" else {}
+    library()
+    folder = save(tmp_path, kinds.get(kind, f"{kind}ForMaskedLM"), **ends, **sizes)
+    config = groups.HuggingFaceModel(name="transformers", path=str(folder))
+    features = Features(dataclasses.replace(TEXT, pad_id=1), CLASSES)
+    for size in (takes, takes + 1, takes + 20):
+        ids = torch.full((1, size), 5)
+        ids[:, -1] = 2
+        example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if size == takes:
+            build(config, DEFAULT, features, example)
+            continue
+        with pytest.raises(ConfigError, match=rf"use dataset.max_tokens={takes} or less$"):
+            build(config, DEFAULT, features, example)
+
+
 def test_a_missing_package_is_named_with_the_command(bert: Path, monkeypatch: Patch) -> None:
     find = importlib.util.find_spec
     module = sys.modules["expt.errors"]
@@ -256,6 +282,14 @@ def test_a_name_on_the_hub_is_recorded_with_its_commit(
     assert module.base["commit"] == commit
     config = groups.HuggingFaceModel(name="transformers", path="me/bert")
     assert published_files.folder_of(config) == place
+    (older := place.parent / ("b" * 40)).mkdir()
+    (older / "tokenizer.json").touch()
+    (folder / "refs" / "v1").write_text(older.name)
+    node = {"model": {"path": "me/bert", "revision": "v1"}, "dataset": {"tokenizer": "auto"}}
+    name = fill_auto(node, Machine(cpus=1))["dataset"]["tokenizer"]
+    assert tokenizer.folder_of(name) == older
+    with pytest.raises(ConfigError, match=r"^model.revision=v1: model.path=\S+ is a folder; "):
+        published_files.folder_of(dataclasses.replace(config, path=str(bert), revision="v1"))
     assert published(config) == published(dataclasses.replace(config, path=str(bert)))
 
 
