@@ -71,6 +71,18 @@ def test_rows_of_a_table_fill_a_template_by_their_ids(patients: Made, tmp_path: 
     assert [[x, float(y)] for x, y in rows[1:]] == [[x, found[x]] for x in ("h3", "h1")]
 
 
+@pytest.mark.parametrize("example", ["0,00", "-1.234,5", "0.00", "1", ""])
+def test_numbers_have_the_decimal_sign_of_the_templates(
+    patients: Made, tmp_path: Path, example: str
+) -> None:
+    header, line = patients.data.read_text().splitlines()[:2]
+    (tmp_path / "new.csv").write_text(f"{header},no\n{line},h0\n")
+    (found,) = expt.predict(patients.folder, tmp_path / "new.csv")
+    rows = filled(patients, tmp_path / "new.csv", f"no;value\nh0;{example}\n")
+    sign = "," if "," in example else "."
+    assert ",".join(rows[1]) == f"h0;{found['progression']}".replace(".", sign)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
