@@ -208,7 +208,8 @@ def described(value: object) -> str:
     """Return the type and shape of a tensor or an array, and the class of anything else."""
     shape = getattr(value, "shape", None)
     if shape is None:
-        return f"a {type(value).__name__}"
+        name = "list" if isinstance(value, list) else type(value).__name__  # a batch's is PerSample
+        return f"an {name}" if name[0] in "aeiou" else f"a {name}"
     return f"{type_name(value)} {list(shape)}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from expt import machine
 from expt.command import terminal
+from expt.command.trained_runs import chosen
 from expt.command.words import Parser, positive
 from expt.errors import ConfigError, require
 from expt.runs.named_checkpoint import run_and_which, trained_run
@@ -37,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     """
     parser = Parser("export", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run")
+    add("run", type=Path, metavar="RUN", help="the folder of a run; of a sweep: its best")
     add("--format", required=True, choices=FORMATS, help="of the file")
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
     add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
@@ -49,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")
     asked = parser.parse_args(list(words))
-    run, which = run_and_which(asked.run, asked.which)
+    run, which = chosen([str(asked.run)], asked.which, best=None, filters=())[0]
     trained_run(run, which)
     file = _file(run, asked.format, asked.output, force=asked.force)
     if not asked.tolerance > 0:
@@ -65,6 +66,8 @@ def main(words: Sequence[str]) -> int:
     checks = _written(run, file, asked, common)
     terminal.put(exported=str(file.absolute()), checks=checks)
     console = Console()
+    if run != run_and_which(asked.run, asked.which)[0]:
+        say(console, f"run          {shown_path(run)}")
     files = [file, *file.rglob("*")]
     size = f"{sum(one.stat().st_size for one in files if one.is_file()) / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")

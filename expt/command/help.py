@@ -107,7 +107,8 @@ def _named(words: Sequence[str], settings: Iterable[Section]) -> Iterator[Sectio
         if title in chosen:
             found = rows
         if found or title in chosen:
-            yield Section(title, about, [*map(_with_effect, found)])
+            rows = [_with_effect(row, of_changes=False) for row in found]
+            yield Section(title, about, rows)
 
 
 def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
@@ -152,10 +153,10 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
             yield Section(f"{group}={name}", " ".join(about), rows_of(path))
 
 
-def _with_effect(row: Row) -> Row:
-    """Return the row with its meaning, and the effects of a change, on one line."""
+def _with_effect(row: Row, *, of_changes: bool = True) -> Row:
+    """Return the row with its meaning, and the effect of a setting, on one line."""
     setting, meaning = row[0], row[1].partition(WHEN)[0]
-    effect = effects_in_words(setting.partition("=")[0])
+    effect = effects_in_words(setting.partition("=")[0], of_changes=of_changes)
     return setting, f"{meaning} [{effect}]" if effect else meaning
 
 

@@ -6,13 +6,14 @@ import collections
 import io
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from expt.command import terminal
 from expt.command.conclude import again
 from expt.config.keys import flat
-from expt.errors import ConfigError, first_line, listed
+from expt.errors import ConfigError, first_line, listed, require
 from expt.features import Features, Numbers
 from expt.late import np
 from expt.runs import provenance
@@ -36,14 +37,15 @@ def write_page(
     console: Console, file: Path, folder: Path, runs: Sequence[FoundRun], sort: str | None
 ) -> None:
     """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
+    require("--html", "matplotlib", "scipy", "optuna", extra="plot,search")  # a page has no gaps
     runs = without_copies(runs)[0]
     best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
         "Results": page.table(leaderboard(runs, sort)),
-        "Is the best one better?": _verdict(runs),
+        "Is the best one better?": _unless_refused(_verdict, runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
-        "What mattered": _importance(folder, runs),
+        "What mattered": _unless_refused(_importance, folder, runs),
         **(_of_best(best) if best else {}),
     }
     try:
@@ -70,20 +72,21 @@ def _question(runs: Sequence[FoundRun]) -> list[str]:
     )
 
 
-def _verdict(runs: Sequence[FoundRun]) -> list[str]:
+def _unless_refused(section: Callable[..., list[str]], *args: Any) -> list[str]:
     try:
-        found = verdict.verdicts(runs)
-    except ConfigError as error:
-        return page.paragraph(str(error).removeprefix("--verdict: "))
+        return section(*args)
+    except ConfigError as error:  # too few runs say so
+        return page.paragraph(str(error).partition(": ")[2])
+
+
+def _verdict(runs: Sequence[FoundRun]) -> list[str]:
+    found = verdict.verdicts(runs)
     return [*page.table(verdict.verdict_table(found)), *page.paragraph(*found.notes)]
 
 
 def _importance(folder: Path, runs: Sequence[FoundRun]) -> list[str]:
-    try:
-        weights = importance(folder, runs)
-    except ConfigError as error:
-        return page.paragraph(str(error).removeprefix("--importance: "))
-    return [piece for table in importance_tables(weights) for piece in page.table(table)]
+    tables = importance_tables(importance(folder, runs))
+    return [piece for table in tables for piece in page.table(table)]
 
 
 def _of_best(row: Row) -> dict[str, list[str]]:

@@ -27,7 +27,6 @@ def _as_typed(value: Any) -> Any:
 Name = Annotated[str, BeforeValidator(_as_typed)]
 """A text that YAML may take for an integer, such as a column 4."""
 Folder = Annotated[Name, AfterValidator(os.path.expanduser)]
-Size = tuple[Count, Count]  # height, width
 
 
 def _compiled(text: str) -> str:
@@ -90,6 +89,10 @@ class Key:
     """True if each of several machines has a value of its own."""
     example: str | None = None
     """A value, as it is typed, where a list or a mapping is expected."""
+
+
+Size = Annotated[tuple[Count, Count], Key(example="dataset.image_size=[224,224]")]
+"""A height and a width."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

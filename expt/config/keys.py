@@ -186,8 +186,11 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
-def effects_in_words(key: str) -> str:
-    """Return in words the effect of a change of the setting; nothing where it makes another run."""
+def effects_in_words(key: str, *, of_changes: bool = True) -> str:
+    """Return in words where a setting has an effect, and that `of_changes` to runs that are there.
+
+    Nothing where a change makes another run.
+    """
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
     of_resumes = {True: "may change on resume", "ahead": "may change on resume before it acts"}
@@ -195,7 +198,7 @@ def effects_in_words(key: str) -> str:
     parts = [of_results.get(str(meant.result))]
     if meant.result == "changes":
         parts += [of_resumes.get(meant.resume or False), of_forks.get(meant.fork)]
-    return "; ".join([*filter(None, parts), *_conditions(key, meant)])
+    return "; ".join([*filter(None, parts * of_changes), *_conditions(key, meant)])
 
 
 def _conditions(key: str, meant: Key) -> Iterator[str]:

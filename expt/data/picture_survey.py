@@ -24,7 +24,7 @@ FOUND = {
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
-    "enlarged": "smaller than dataset.image_size, and enlarged to it",
+    "enlarged": "smaller than dataset.image_size{size}, and enlarged to it",
 }
 """Notes of pictures; a colour of a mask's palette is another, such as `3=00ff00`."""
 _AT_A_TIME = 32  # files that a thread looks at
@@ -106,10 +106,11 @@ def look_at(
     return Counter(word for text in found.values() for word in text.split())
 
 
-def report_found(root: object, counts: Counter[str]) -> None:
+def report_found(root: object, counts: Counter[str], fitted: Sequence[int] | None = None) -> None:
     """Warn of the findings of `look_at`."""
     if found := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
-        warn_once(f"{root}: pictures: {', '.join(found)}")
+        size = f"=[{','.join(map(str, fitted))}]" if fitted else ""
+        warn_once(f"{root}: pictures: {', '.join(found).format(size=size)}")
     numbers = Counter(word.partition("=")[0] for word in counts if "=" in word)
     if different := sorted(number for number, colours in numbers.items() if colours > 1):
         warn_once(

@@ -65,7 +65,7 @@ def not_utf8(path: Path) -> DataError:
         except UnicodeDecodeError as error:
             at = error.start
         if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            encoding = "latin1"
+            encoding = "windows-1252"  # latin1 and, where that has no letters, more of them
     if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         encoding = "utf-32"
     fix = f"iconv -f {encoding} -t utf8 {path.name} > utf8_{path.name}"

@@ -14,6 +14,7 @@ from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.checksums import state_of
 from expt.data.columns import (
+    FEW,
     FIX,
     Column,
     are_numbers,
@@ -34,6 +35,7 @@ Read: TypeAlias = "tuple[dict[str, Any], np.ndarray]"
 """The description of rows that were read, and their classes [N], if there are any."""
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
+_IDS = "another text in each row"
 _EMPTY = "has no values"
 _BLOCK = 1 << 16
 """Numbers that are computed with at a time."""
@@ -394,7 +396,7 @@ def _refuse_groups(table: Table, column: Column) -> None:
 
 
 def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[str, str]:
-    """Return why columns that nobody chose are no features: they number the rows, or are empty.
+    """Return why columns that nobody chose are no features: they name the rows, or are empty.
 
     Raise where others can't be used, or there are no others.
     """
@@ -408,7 +410,11 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
         return {}
     single = [each for each in features if len(each.parts) == 1 and not each.texts]
     counters = [each.name for each in single if counts_rows(each.values[:, 0])]
+    too_many = [x for x in features if wrong[x.name] and not x.problem(None, table)]
+    ids = [x.name for x in too_many if len(x.texts) == len(x.codes) >= FEW]
+    wrong |= dict.fromkeys(ids, "")
     left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
+    left |= dict.fromkeys(ids, _IDS)
     usable = [name for name in wrong if name not in left and not wrong[name]]
     refuse(path, wrong, f"; or leave it out: {features_word(usable)}" if usable else "")
     if not usable:

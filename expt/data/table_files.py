@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import itertools
 import json
@@ -157,7 +158,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
-        if "invalid UTF8" in str(e):
+        if isinstance(e, UnicodeDecodeError) or "invalid UTF8" in str(e):
             raise not_utf8(path) from e
         raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
 
@@ -292,6 +293,7 @@ class _Csv(Table):
     def __init__(self, path: Path) -> None:
         with opened(path), path.open("rb") as file:  # it refuses an archive, and UTF-16
             head = b"".join(itertools.islice(file, 8))
+        head.decode()  # pyarrow prints a traceback for a row of other cells that is not UTF-8
         self._block = max([_BYTES, *(8 * len(line) for line in head.splitlines())])
         found = {each: _header(head, each) for each in SEPARATORS}
         self.separator = max(found, key=lambda each: found[each][:2])
@@ -347,7 +349,8 @@ class _Csv(Table):
         there, odd = [self._there[name] for name in names], list[Any]()
         done, skipped = 0, 2
         with self.path.open("rb") as file:
-            quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
+            blocks = iter(lambda: file.read(_BYTES), b"")
+            quotes = sum(text.count('"') for text in codecs.iterdecode(blocks, "utf-8"))
         reader = csv.open_csv(
             self.path,
             csv.ReadOptions(use_threads=False, block_size=self._block),  # several count no rows

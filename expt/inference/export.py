@@ -23,7 +23,16 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
-from expt.errors import ConfigError, DataError, ExptError, RunFailed, listed, type_name, warn
+from expt.errors import (
+    ConfigError,
+    DataError,
+    ExptError,
+    RunFailed,
+    described,
+    listed,
+    type_name,
+    warn,
+)
 from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.inference.load import TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
@@ -100,7 +109,7 @@ def export(
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
-    module = Complete(trained, targets) if preprocess else trained.model
+    module = Complete(trained, targets).eval() if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
@@ -200,18 +209,19 @@ def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
     """Return the arguments of the task's call: tensors by their place, else ConfigError."""
     calls: list[tuple[Any, ...]] = []
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if kwargs or not all(isinstance(leaf, Tensor) for leaf in args):
-            given = ", ".join([*(type(arg).__name__ for arg in args), *kwargs])
+            given = ", ".join([*map(described, args), *kwargs])
             raise ConfigError(
                 f"the task calls the model with {given}; only tensors by their place can be"
                 " exported"
             )
         calls.append(args)
-        return module(*args)
 
-    with torch.no_grad():
-        task.forward(called, batch)
+    with torch.no_grad(), module.register_forward_pre_hook(note, with_kwargs=True):
+        task.forward(module, batch)
+    if not calls:
+        raise ConfigError("the task calls a method of the model; only its call can be exported")
     return calls[0]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,8 @@ from expt.inference.inputs import ARRAYS
 from expt.inference.plan import Plan
 from expt.inference.writing import Write, csv_cells, new_file
 
+_COMMA = re.compile(r"-?(0,\d+|[\d.]+,(\d\d?|\d{4,}))")
+"""A number with a decimal comma; that of 1,234 may be between thousands."""
 Fill: TypeAlias = "Callable[[Any, Mapping[str, Any]], Any]"
 """Returns a cell, by an answer and its cells."""
 
@@ -119,6 +122,10 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
     for. Raise ConfigError where it has other columns.
     """
     rows, fills, columns = dict[str, dict[str, Any]](), dict[str, Fill](), template.columns
+    commas = {name for name, texts in columns.items() if any(map(_COMMA.fullmatch, texts))}
+
+    def written(name: str, cell: Any) -> Any:
+        return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
@@ -144,5 +151,5 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         writer.writerow(columns)
         for place, key in enumerate(template.keys):
             filled = {**rows.get(key, {}), template.id: columns[template.id][place]}
-            writer.writerow(filled.get(name, "") for name in columns)
+            writer.writerow(written(name, filled.get(name, "")) for name in columns)
         text.detach()

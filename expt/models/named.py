@@ -80,7 +80,9 @@ def _in_words(error: Exception, config: NamedModel, shape: _Shape) -> str:
     why = secrets.said(error)
     if config.pretrained and isinstance(error, OSError):
         problem = f"the weights of {config.arch} can't be fetched ({why})"
-        return f"model.pretrained=true: {problem}; use model.pretrained=false"
+        kept = f"{torch.hub.get_dir()}/checkpoints" if config.name == "torchvision" else "$HF_HOME"
+        fix = f"put them in {kept}, or use model.pretrained=false"
+        return f"model.pretrained=true: {problem}; {fix}"
     wanted, remedy = "", "use another arch"
     if config.pretrained:
         wanted = f" with published weights, which are kept in {torch.hub.get_dir()},"

@@ -29,8 +29,9 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
         raise refusal(
             task,
             "measure",
-            f" gives {given}, and task.metrics names {named}; let them be the same, or name in"
-            ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each',
+            f" gives {given}, and task.metrics names {named}; let them be the same, name in `sums`"
+            ' what `derive` needs, e.g. {"hits": 1}, with the number of values of each, or have one'
+            " measured in evaluations only: {better: max, train: false}",
         )
     for name, term in terms.items():
         if name in task.reductions and not isinstance(term, Real) and _problem((term, 1), 1):
@@ -63,7 +64,8 @@ def _problem(term: object, size: int | None) -> str:
         return f"is {described(term)}; give its sum and its weight"
     total, weight = term
     fits = isinstance(total, Tensor) and not total.is_complex()
-    if not fits or (total.dim() if size is None else total.numel() != size):
+    fits = fits and not (total.dim() if size is None else total.numel() != size)
+    if not fits and not (size == 1 and isinstance(total, Real)):
         many = "one real number" if size in (None, 1) else f"{size} real numbers"
         return f"is {described(total)}; give its sum, a tensor of {many}"
     if isinstance(weight, Tensor):

@@ -156,6 +156,6 @@ def _sums(task: Task, module: nn.Module, batch: Batch, *, predicted: bool) -> di
     if type(task).training_loss is not Task.training_loss:
         found[TRAINING] = task.training_loss(outputs, batch)
     return {
-        name: _Sum(total.detach().double().reshape(-1).cpu(), float(weight))
+        name: _Sum(torch.as_tensor(total).detach().double().reshape(-1).cpu(), float(weight))
         for name, (total, weight) in found.items()
     }

@@ -75,6 +75,13 @@ def test_a_choice_has_the_keys_of_that_which_it_builds_on(tmp_path: Path) -> Non
     assert rows["model.dropout=0.5"].startswith("after each hidden layer")
 
 
+def test_the_help_of_a_choice_has_conditions_and_no_words_of_forks() -> None:
+    text = " ".join(help_text("dataset=table").split())
+    assert "[only if dataset.folds is set]" in text
+    assert "fork" not in text
+    assert "kept by a fork" in " ".join(help_text("all").split())
+
+
 @pytest.mark.parametrize("text", ["- 1\n- 2", "defaults: 3\nx: 1", "defaults: [other]\nx: 1", "x"])
 def test_a_choice_that_no_run_can_have_is_shown_as_it_is(tmp_path: Path, text: str) -> None:
     (tmp_path / "model").mkdir()

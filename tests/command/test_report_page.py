@@ -2,17 +2,19 @@
 
 import re
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from expt.command import export
 from expt.command.report import main
 from expt.runs.result import update_result
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.settings import read_runs
 from tests.command.test_report import leave
 from tests.conftest import Trained
-from tests.facade import Patch
+from tests.facade import Capture, Patch
 
 
 class Page(HTMLParser):
@@ -73,6 +75,19 @@ def test_a_page_has_the_leaderboard_the_curves_and_the_best_runs_pictures(
     assert [line for line in page.commands if line.startswith("python -m expt ")]
 
 
+def test_a_page_is_not_written_with_gaps(
+    sweep_of_six: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    from expt import errors
+
+    monkeypatch.setattr(
+        errors, "find_spec", lambda name: None if name == "scipy" else find_spec(name)
+    )
+    with pytest.raises(errors.ConfigError, match=r"--html: needs scipy; pip install 'expt\["):
+        main([str(sweep_of_six), "--html", str(tmp_path / "page.html")])
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(60):
@@ -108,8 +123,9 @@ def test_a_page_that_cannot_be_is_refused(
 
 
 def test_a_regressions_page_has_its_predictions_and_rows_are_made_once(
-    trained: Trained, tmp_path: Path, monkeypatch: Patch
+    trained: Trained, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
+    """And the sweep's best run is exported by the sweep's name."""
     from expt.runs.view import settings
 
     run = trained("experiment=diabetes", "epochs=1", "world_size=1", name="sweep/a")
@@ -119,6 +135,9 @@ def test_a_regressions_page_has_its_predictions_and_rows_are_made_once(
     assert settings._rows.cache_info().misses == 1
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Predictions of test" in text
+    words = [f"{tmp_path / 'sweep'}@last", "--format", "torch_export", "--output"]
+    assert export.main([*words, str(tmp_path / "best.pt2")]) == 0
+    assert "run          " in capsys.readouterr().out
     assert text.count("<svg") == 2
     update_result(run.paths, eval_s=1e6)
     assert main([str(tmp_path / "sweep"), "--html", str(tmp_path / "page.html")]) == 0

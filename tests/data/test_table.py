@@ -138,6 +138,46 @@ def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, 
         assert (named.features.shape[1], named.left_out) == (2, {})
 
 
+@pytest.mark.parametrize("line", [0, 2, 30])
+@pytest.mark.parametrize("cells", ["\u00e4", "\u00e4;1", "\u00e4;1;2"])
+def test_a_file_of_another_encoding_is_named_with_its_fix(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], line: int, cells: str
+) -> None:
+    """In the header or a row, of too few or too many cells, too."""
+    lines = ["a;y", *["1;2"] * 40]
+    lines[line] = cells
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join(lines).encode("cp1252"))
+    with pytest.raises(DataError, match=f"not UTF-8 at byte .*, in line {line + 1}; .*iconv -f wi"):
+        of(path, features=None).load(CLASS)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        ([f"h{x}" for x in range(40)], ""),
+        (["h0", *(f"h{x}" for x in range(39))], "holds 39 different texts"),
+        ([f"{x % 12 + 1}/{x % 9 + 1}/{2000 + x}" for x in range(40)], "holds dates"),
+    ],
+    ids="ids one_twice dates".split(),
+)
+def test_texts_that_name_the_rows_are_no_feature(
+    tmp_path: Path, ids: list[str], problem: str
+) -> None:
+    lines = "".join(f"{ids[row]},{row % 7},{'uv'[row > 20]}\n" for row in range(40))
+    path = written(tmp_path, f"id,b,y\n{lines}")
+    table = of(path, features=None, max_categories=9)
+    if problem:
+        with pytest.raises(DataError, match=problem):
+            table.load(CLASS)
+        return
+    rows = table.load(CLASS)
+    assert (rows.feature_names, [*rows.left_out]) == (("b",), ["id"])
+    with pytest.raises(DataError, match="40 different texts"):
+        of(path, features=("id", "b"), max_categories=9).load(CLASS)
+
+
 def test_numbers_that_rise_otherwise_are_features_with_a_warning(
     tmp_path: Path, capsys: Capture
 ) -> None:

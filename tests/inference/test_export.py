@@ -151,6 +151,45 @@ def test_a_model_that_cannot_be_exported_is_told(
     assert "model.pt2" not in left_in(folder)
 
 
+ASKS = """import torch, expt
+class Asks(expt.Task):
+    def forward(self, model, batch):
+        if model.training:
+            return model(batch.inputs)
+        return {call}
+    def loss(self, outputs, batch):
+        loss = torch.nn.functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        return loss, len(outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ("model(batch.inputs)", ""),
+        ("getattr(model, 'module', model)[1](batch.inputs.flatten(1))", "calls a method"),
+        (
+            "model(input=batch.inputs)",
+            "input",
+        ),
+    ],
+)
+def test_a_task_that_reads_its_model_is_exported_if_it_calls_it(
+    call: str, problem: str, train: TrainAlone, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"asks_{len(call)}"
+    (tmp_path / f"{name}.py").write_text(ASKS.replace("{call}", call))
+    folder = train(*FEW, "~task", f"+task={{_target_: {name}.Asks}}", "model.hidden=[]").folder
+    words = [str(folder), "--format", "torch_export", "--which", "last"]
+    if problem:
+        with pytest.raises(ConfigError, match=problem):
+            command.main(words)
+    else:
+        assert command.main(words) == 0
+    assert (folder / "model.pt2").exists() == (not problem)
+
+
 @pytest.mark.parametrize(
     ("got", "difference"), [([1.0, 500.0], 0.5), ([math.nan, 500.5], math.nan), ([500.5], math.inf)]
 )

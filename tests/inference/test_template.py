@@ -126,6 +126,18 @@ def test_labels_are_written_with_the_sign_of_the_template(
         assert rows == [["no", name], ["w1", f"odd{sign}even"]]
 
 
+@pytest.mark.parametrize("example", ["0,00", "-1.234,5", "0.00", "1", ""])
+def test_numbers_have_the_decimal_sign_of_the_templates(
+    patients: Made, tmp_path: Path, example: str
+) -> None:
+    header, line = patients.data.read_text().splitlines()[:2]
+    (tmp_path / "new.csv").write_text(f"{header},no\n{line},h0\n")
+    (found,) = expt.predict(patients.folder, tmp_path / "new.csv")
+    rows = filled(patients, tmp_path / "new.csv", f"no;value\nh0;{example}\n")
+    sign = "," if "," in example else "."
+    assert ",".join(rows[1]) == f"h0;{found['progression']}".replace(".", sign)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

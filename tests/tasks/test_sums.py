@@ -49,6 +49,17 @@ def seen(sums: Sums) -> tuple[float, float, int]:
     return found.values["loss"], found.values["accuracy"], found.samples
 
 
+def test_sums_may_be_plain_numbers() -> None:
+    class Counts(Classification):
+        def measure(self, outputs: Tensor, batch: Batch) -> Any:
+            return {"accuracy": (int((outputs.argmax(1) == batch.targets).sum()), len(outputs))}
+
+    logits, labels = torch.eye(4)[[0, 1, 2, 2]], torch.arange(4)
+    found = Sums(Counts(), CPU)
+    add(found, logits, labels, torch.ones(()))
+    assert seen(found) == (0.25, 0.75, 4)
+
+
 def test_averages_of_unequal_batches() -> None:
     rng = np.random.default_rng(0)
     sums = of_classes()

@@ -26,7 +26,7 @@ MAX_METRICS = 1000
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config(Tracker):
-    """MLflow's server, database or files; `pip install -e '.[mlflow]'`."""
+    """MLflow's server, database or files; `pip install 'expt[mlflow]'`."""
 
     PACKAGE: ClassVar[str | None] = "mlflow"
     tracking_uri: str | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config(Tracker):
-    """trackio, on this machine or in a Hugging Face Space; `pip install -e '.[trackio]'`."""
+    """trackio, on this machine or in a Hugging Face Space; `pip install 'expt[trackio]'`."""
 
     PACKAGE: ClassVar[str | None] = "trackio"
     project: str | None = None

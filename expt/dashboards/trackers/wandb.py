@@ -24,7 +24,7 @@ KILLED = 255
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config(Tracker):
-    """Weights & Biases; `pip install -e '.[wandb]'`."""
+    """Weights & Biases; `pip install 'expt[wandb]'`."""
 
     PACKAGE: ClassVar[str | None] = "wandb"
     project: str | None = None

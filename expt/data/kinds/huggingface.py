@@ -145,7 +145,7 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
 
         with Checksums(f"pictures-{self.fingerprint()}") as sums:
             found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=size, key=str)
-        report_found(self.label, found)
+        report_found(self.label, found, size)
 
     def open(self, how: kinds.Opening) -> Source:
         """Return its parts, by the names of its splits: images, or rows.

@@ -86,7 +86,7 @@ class _Folder(kinds.DatasetConfig):
         def check(threads: int) -> None:
             with Checksums.below(Path(self.root)) as sums:
                 found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
-            report_found(self.root, found)
+            report_found(self.root, found, self.image_size)
 
         sizes = (os.path.getsize(x) for x in itertools.chain(*samples) if os.path.exists(x))
         if any(size > SMALL for size in itertools.accumulate(sizes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -136,8 +137,12 @@ class Table(_Table, OfTexts):
         standardises, transform = self.standardise_targets, self.target_transform
         found, is_causal = self.problems_of_texts(task), self.is_causal(task)
         if is_causal == (self.targets is not None):
-            fix = "the texts' tokens are; leave it out" if is_causal else "name the columns"
-            found.append(f"dataset.targets={typed(self.targets)}: names what is predicted; {fix}")
+            problem = "the texts' tokens are predicted; leave it out"
+            if not is_causal:
+                problem = "name the column to predict, or several"
+                with contextlib.suppress(Exception):  # of a file, which is reported when it is read
+                    problem += f": {self.path} has {listed(open_table(Path(self.path)).names, 30)}"
+            found.append(f"dataset.targets={typed(self.targets)}: {problem}")
         if self.features is not None and self.texts[1]:
             found.append("dataset.features: the inputs are texts; leave it out")
         return found + problems_of_columns("targets", self.targets, standardises, task, transform)

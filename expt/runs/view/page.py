@@ -9,7 +9,6 @@ from html import escape
 
 from rich.table import Table
 
-from expt.errors import ConfigError
 from expt.runs.found import FoundRun
 from expt.runs.view import curves
 
@@ -75,13 +74,9 @@ def _row(kind: str, sides: Sequence[str], cells: Iterable[str]) -> str:
 
 
 def drawn_curves(runs: Sequence[FoundRun]) -> list[str]:
-    """Return the learning curves of the first runs; a line that says why there are none."""
-    drawing = io.BytesIO()
-    try:
-        curves.learning_curves(runs[:DRAWN], drawing)
-    except ConfigError as error:
-        return paragraph(str(error))
-    left = len(runs) - DRAWN
+    """Return the learning curves of the first runs."""
+    drawing, left = io.BytesIO(), len(runs) - DRAWN
+    curves.learning_curves(runs[:DRAWN], drawing)
     return [picture(drawing), *paragraph(*[f"and {left} more runs"] * (left > 0))]
 
 
