@@ -74,7 +74,7 @@ def measure_weights(
     loaded = [_member(run, way, worker, beat) for run, way in pairs]
     members = [member for member, *_ in loaded]
     _, record, state = loaded[0]
-    first_weights.load_frozen(worker, needed=False)
+    first_weights.load_frozen(worker)
     with sized_by("data"):
         data = {
             way: _data(evaluation, config, evaluation.runs[way], worker, beat)
