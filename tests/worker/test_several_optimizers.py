@@ -104,8 +104,9 @@ def test_a_fork_has_all_of_a_custom_optimizer_s_state(alone: bool, train_alone: 
     own = ("~optimizer", f"+optimizer={cls}")
     if not alone:
         own = ("optimizer=adamw", f"optimizer.groups=[{{match: layers, optimizer: {cls}}}]")
-    words = (*WORDS[:3], "+model.sparse=false", *own, *as_typed("gradient_clip=null"))
-    whole = train_alone(*words, "checkpoint.keep=9", "checkpoint.every_steps=2", name="whole")
+    plain = [word for word in WORDS if not word.startswith("optimizer")]
+    words = (*plain, "+model.sparse=false", *own, *as_typed("checkpoint.every_steps=2"))
+    whole = train_alone(*words, "checkpoint.keep=9", name="whole")
     forked = train_alone(*words, f"fork={whole.folder}@6", name="forked")
     assert same(forked.state()["model"], whole.state()["model"])
 
