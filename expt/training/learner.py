@@ -91,6 +91,8 @@ class Position:
     """The steps that a fork has done more than its epochs take at their present length."""
     began_at: int = 0
     """The steps of a fork that the other run has done."""
+    is_planned: bool = False
+    """True if the task has read `total_steps`."""
 
     @property
     def length(self) -> dict[str, int]:
@@ -119,7 +121,8 @@ class Position:
 
     def progress(self, **more: Any) -> Progress:
         """Return where the run is, as tasks and callbacks see it."""
-        return Progress(epoch=self.epoch, step=self.step, total_steps=self.total_steps, **more)
+        now = {"epoch": self.epoch, "step": self.step, "planned": self.total_steps}
+        return Progress(**now, on_plan=lambda: setattr(self, "is_planned", True), **more)
 
     def marked(self, batches: Iterable[Batch], left_out: Collection[str]) -> Iterator[Batch]:
         """Yield the next training batches, each with its progress, however far they are read."""

@@ -93,7 +93,7 @@ def measure_weights(
     together = Together([{way: data[way] for way in several} for several in rounds])
     began = time.perf_counter()
     at = {key: state["position"][key] for key in ("epoch", "step")}
-    now = Progress(**at, total_steps=record["total_steps"], is_evaluation=True)
+    now = Progress(**at, planned=record["total_steps"], is_evaluation=True)
     batches = build.evaluation_batches(together, evaluation.split, worker, beat, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
