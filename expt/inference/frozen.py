@@ -67,7 +67,7 @@ class Frozen:
         return located(run, file.stem)
 
     def content(self, file: Path) -> Any:
-        """Return what is in a file of its weights."""
+        """Return the content of a file of its weights."""
         return read(file) if self.model is None else read_weights(file, self.weights)
 
     def place(self, record: Record, content: Any, device: torch.device) -> None:

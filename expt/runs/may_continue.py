@@ -183,8 +183,9 @@ def _refuse_other_plan(source: Source, config: RunConfig) -> None:
         keep = f"+scheduler.total_steps={then}"
     whose = "the schedule", "learning rates", f"keep its plan by {keep}, or "
     if then in (None, now):  # a task may have planned, too
-        now = config.total_steps(per_epoch, found.state["position"].get("offset", 0))
-        then, whose = found.state.get("planned", now), ("the task", "losses", "")
+        position = found.state["position"]
+        now = config.total_steps(per_epoch, position.get("offset", 0))
+        then, whose = position.get("planned", now), ("the task", "losses", "")
     if then == now:
         return
     settings = shown(config)

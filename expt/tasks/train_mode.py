@@ -23,7 +23,7 @@ def train_mode(model: nn.Module) -> Iterator[None]:
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [
-        (module, name, one, one._version, one.clone())
+        (module, name, one, one.clone())
         for module in modes
         for name, one in module.named_buffers(recurse=False)
     ]
@@ -37,8 +37,6 @@ def train_mode(model: nn.Module) -> Iterator[None]:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-            for module, name, one, version, value in buffers:
+            for module, name, one, value in buffers:
+                one.data.copy_(value)
                 setattr(module, name, one)
-                if one._version != version:
-                    with torch.no_grad():
-                        one.copy_(value)

@@ -198,7 +198,6 @@ class Run:
         first_weights.refuse_other(self.config, self.data.info, saved)
         if not is_fork:
             self.snapshot.load_state_dict(saved)
-            self.position.is_planned = "planned" in saved
             rates = saved["lr"]  # of an earlier version a single one
             self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
@@ -392,7 +391,6 @@ class Run:
             "evaluated": next((one for one in bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
-            **({"planned": self.position.total_steps} if self.position.is_planned else {}),
             "built": self.built,
             "lr": self.steps.rates,
             "data": info.record,
