@@ -110,8 +110,8 @@ def named_in(node: Any) -> Iterator[str]:
 
 def frozen_in(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the key of each frozen network's weights in nested settings, and their name."""
-    if isinstance(node, Mapping) and node.get("_target_") == "expt.Frozen":
-        yield f"{path}.weights", str(node.get("weights"))
+    if isinstance(node, Mapping) and node.get("_target_") == "expt.Frozen" and "weights" in node:
+        yield f"{path}.weights", str(node["weights"])
     elif isinstance(node, Mapping | list | tuple):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
             name = f"{path}.{key}".lstrip(".").replace(".kwargs.", ".")

@@ -65,7 +65,7 @@ class Data:
 
     info: DataInfo
     example: tuple[Any, Any]
-    """inputs and targets of one sample on the device, zeros but for PerSample and masks of texts"""
+    """inputs and targets of one sample on the device: the first of a custom dataset, else zeros"""
     train: Loader
     val: Loader | None
     test: Loader | None

@@ -5,6 +5,10 @@ Equal files have equal digests on every machine; a dataset of the same name may 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 from expt import progress
 from expt.config import own_code
 from expt.config.constraints import plain
@@ -18,7 +22,7 @@ from expt.runs import lineage
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
-from expt.runs.result import Record
+from expt.runs.result import Record, result_of_any
 
 
 def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
@@ -75,9 +79,18 @@ def _of_base(config: RunConfig, before: Record) -> str | None:
 
 def _of_frozen(config: RunConfig) -> str | None:
     """Return the digest of the files of frozen networks; None without such."""
-    named = own_code.frozen_in(plain(config))
-    files = [weights_named(name, key).file for key, name in named]
+    files = [*_files_of_frozen(plain(config))]
     return of_content(files, "weights") if files else None
+
+
+def _files_of_frozen(settings: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of frozen networks, and of those within their runs' models."""
+    for key, name in own_code.frozen_in(settings):
+        file, run = weights_named(name, key)
+        yield file
+        if run is not None:
+            record = result_of_any(RunPaths(run))
+            yield from _files_of_frozen({"model": record.get("config", {}).get("model")})
 
 
 def _of_weights(config: RunConfig) -> str | None:

@@ -25,11 +25,19 @@ class Progress:
     """Epochs begun, from 1."""
     step: int = 0
     """Optimiser steps done; 0 in the run's first step."""
-    total_steps: int = 1
-    """Optimiser steps of the whole run."""
+    planned: int = 1
+    """See `total_steps`."""
     is_evaluation: bool = False
     left_out: Collection[str] = ()
     """Metrics that are not measured now, such as dear ones in training."""
+    on_plan: Callable[[], object] = lambda: None
+    """Called where `total_steps` is read."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run; one whose task reads them is resumed with as many."""
+        self.on_plan()
+        return self.planned
 
     def measures(self, metric: str) -> bool:
         """Return whether a metric is measured now."""

@@ -213,14 +213,14 @@ def first(dataset: Dataset[Any]) -> Any:
 
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
-    """Return zeros like the inputs and targets of the first `sample`. Raise DataError.
+    """Return the inputs and targets of the first `sample`. Raise DataError.
 
-    A list with an item for each sample has the sample's item: zeros may be no boxes.
+    Zeros may be no boxes, nor lengths of sequences.
     """
 
     def of_first(rows: Tensor | PerSample) -> Tensor | PerSample:
         if isinstance(rows, Tensor):
-            return torch.zeros_like(single(rows[0]))
+            return single(rows[0]).clone()
         return PerSample(mapped(single, rows[:1]))
 
     batch = collated([checked(check, 0, sample)], collate_of(dataset))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,10 @@ class Frozen:
     """
 
     def __init__(self, weights: str, model: nn.Module | None = None) -> None:
+        if not isinstance(model, nn.Module | None):
+            raise TypeError(f"model={model} is no module; give {{_target_: a.B}}")
+        if model and any(one.is_meta for one in model.parameters()):
+            raise NotImplementedError("weights are read into it")  # see sharding.build_empty
         self.weights, self.model = weights, model
         self._is_read = False
         _made.append(weakref.ref(self))
@@ -46,8 +49,7 @@ class Frozen:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of the network."""
         if not self._is_read:
-            device = next((one.device for one in leaves((args, kwargs))), torch.device("cpu"))
-            self.place(*self.find(), device)
+            self.read(next((one.device for one in leaves((args, kwargs))), torch.device("cpu")))
         assert self.model
         return self.model(*args, **kwargs)
 
@@ -64,23 +66,24 @@ class Frozen:
             raise ConfigError(f"weights={self.weights}: is of no run; give its `model`, a _target_")
         return located(run, file.stem)
 
-    def place(
-        self,
-        record: Record,
-        file: Path,
-        device: torch.device,
-        reading: Callable[[Callable[[], Any]], Any] = lambda read: read(),
-    ) -> None:
-        """Load the weights, which `reading` gets from a function, and move them to the device."""
+    def content(self, file: Path) -> Any:
+        """Return the content of a file of its weights."""
+        return read(file) if self.model is None else read_weights(file, self.weights)
+
+    def place(self, record: Record, content: Any, device: torch.device) -> None:
+        """Load the weights from the content of their file, and move them to the device."""
         if self.model is None:
-            state: Mapping[str, Any] = reading(lambda: read(file))
-            self.model = rebuilt(record, state, device).model
+            self.model = rebuilt(record, content, device).model
         else:
-            content = reading(lambda: read_weights(file, self.weights))
             found = weights_in(content, self.model.state_dict().keys())
             load_all(self.model, found[0].state if found else {})
         self.model.to(device).eval().requires_grad_(False)
         self._is_read = True
+
+    def read(self, device: torch.device) -> None:
+        """Find, load and place the weights in this process alone."""
+        record, file = self.find()
+        self.place(record, self.content(file), device)
 
 
 def unread() -> list[Frozen]:

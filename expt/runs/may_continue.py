@@ -181,15 +181,20 @@ def _refuse_other_plan(source: Source, config: RunConfig) -> None:
         end = math.ceil(total / per_epoch) if by_epoch else total
         now = scheduler.kwargs.get("total_steps", end)
         keep = f"+scheduler.total_steps={then}"
-    if then in (None, now):
+    whose = "the schedule", "learning rates", f"keep its plan by {keep}, or "
+    if then in (None, now):  # a task may have planned, too
+        position = found.state["position"]
+        now = config.total_steps(per_epoch, position.get("offset", 0))
+        then, whose = position.get("planned", now), ("the task", "losses", "")
+    if then == now:
         return
     settings = shown(config)
     before, after = keys.flat(found.config), keys.flat(settings)
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
     raise ConfigError(
-        f"{_typed(key, settings)}: the schedule of {found.run} was planned to end at step {then};"
-        f" to end at step {now} it would have needed other learning rates until here; keep its plan"
-        f" by {keep}, or {source.by_weights()}"
+        f"{_typed(key, settings)}: {whose[0]} of {found.run} was planned to end at step {then}; to"
+        f" end at step {now} it would have needed other {whose[1]} until here; {whose[2]}"
+        f"{source.by_weights()}"
     )
 
 

@@ -226,18 +226,21 @@ def average_gradients(
 
 def _average_sparse(parameter: nn.Parameter) -> None:
     """Replace a gradient that has only some rows by its mean, added up in the order of ranks."""
-    mine = None
-    if parameter.grad is not None:
-        own = parameter.grad.coalesce().cpu()
+    mine, own = None, parameter.grad
+    if own is not None:
+        is_sparse, own = own.is_sparse, own if own.is_sparse else own.to_sparse(1)
+        own = own.coalesce().cpu()
         # Tensors take a hundred times as long to pickle, and NumPy has no bfloat16
-        mine = own.indices().numpy(), own.values().view(torch.uint8).numpy()
+        mine = own.indices().numpy(), own.values().view(torch.uint8).numpy(), is_sparse
     every = [each for each in gather_across_workers(mine) if each is not None]
     if every:
-        indices = torch.cat([torch.from_numpy(where) for where, _ in every], 1)
-        values = torch.cat([torch.from_numpy(rows) for _, rows in every]).view(parameter.dtype)
+        indices = torch.cat([torch.from_numpy(where) for where, *_ in every], 1)
+        values = torch.cat([torch.from_numpy(rows) for _, rows, _ in every]).view(parameter.dtype)
         mean, size = values / dist.get_world_size(), parameter.shape
-        total = torch.sparse_coo_tensor(indices, mean, size, check_invariants=False)
-        parameter.grad = total.coalesce().to(parameter.device)
+        total = torch.sparse_coo_tensor(indices, mean, size, check_invariants=False).coalesce()
+        if not all(is_sparse for *_, is_sparse in every):  # the model uses all rows, too
+            total = total.to_dense()
+        parameter.grad = total.to(parameter.device)
 
 
 @sized_by("model")

@@ -91,6 +91,8 @@ class Position:
     """The steps that a fork has done more than its epochs take at their present length."""
     began_at: int = 0
     """The steps of a fork that the other run has done."""
+    is_planned: bool = False
+    """True if the task has read `total_steps`."""
 
     @property
     def length(self) -> dict[str, int]:
@@ -119,7 +121,12 @@ class Position:
 
     def progress(self, **more: Any) -> Progress:
         """Return where the run is, as tasks and callbacks see it."""
-        return Progress(epoch=self.epoch, step=self.step, total_steps=self.total_steps, **more)
+
+        def note() -> None:
+            self.is_planned = True
+
+        at = Progress(epoch=self.epoch, step=self.step, planned=self.total_steps, on_plan=note)
+        return dataclasses.replace(at, **more)
 
     def marked(self, batches: Iterable[Batch], left_out: Collection[str]) -> Iterator[Batch]:
         """Yield the next training batches, each with its progress, however far they are read."""
@@ -143,15 +150,17 @@ class Position:
         self.step, self.step_in_epoch = self.step + 1, self.step_in_epoch + 1
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far it has come, without how far it is to go."""
+        """Return how far it has come, and how far it is to go if the task has read that."""
         of_fork = ("offset", "began_at") if self.began_at else ()
-        return {key: getattr(self, key) for key in ("epoch", "step", "step_in_epoch", *of_fork)}
+        planned = {"planned": self.total_steps} if self.is_planned else {}
+        keys = "epoch", "step", "step_in_epoch", *of_fork
+        return {key: getattr(self, key) for key in keys} | planned
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Be where `state_dict` was called."""
         self.epoch, self.step = state["epoch"], state["step"]
         self.step_in_epoch = state["step_in_epoch"]
-        self.began_at = state.get("began_at", 0)
+        self.began_at, self.is_planned = state.get("began_at", 0), "planned" in state
         self._move(state.get("offset", 0))
 
     def begin_fork(self, steps_per_epoch: int) -> None:

@@ -134,8 +134,10 @@ def carry_over(
     """
     scheduled = set[str]() if same_schedule else SET_BY_SCHEDULES
     names = as_built(module, optimizer, scheduler)["groups"]
-    groups, states = optimizer.param_groups, dict[int, Any]()
+    groups, states, more = optimizer.param_groups, dict[int, Any](), dict[str, Any]()
     if same_optimizer:
+        of_torch = {"state", "param_groups"}  # a custom optimizer may have further entries
+        more = {key: one for key, one in saved["optimizer"].items() if key not in of_torch}
         pairs = zip(groups, names, strict=True)
         groups = [_merged(group, named["params"], saved, scheduled) for group, named in pairs]
         by_name = _states_by_name(saved)
@@ -143,7 +145,7 @@ def carry_over(
         states = {number: by_name[name] for number, name in numbered if name in by_name}
     numbers = itertools.count()
     groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in groups]
-    optimizer.load_state_dict(adapt(optimizer, {"state": states, "param_groups": groups}))
+    optimizer.load_state_dict(adapt(optimizer, {**more, "state": states, "param_groups": groups}))
     fill_momentum(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimiser has come before

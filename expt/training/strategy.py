@@ -354,8 +354,13 @@ def part_of(batch: Batch, cut: slice) -> Batch:
 
 
 def can_be_cut(batch: Batch) -> bool:
-    """Return whether all tensors, and lists of an item for each sample, are as long as it."""
-    return {*map(len, leaves((batch.inputs, batch.targets), ROWS))} == {batch.size}
+    """Return whether all tensors, and lists of an item for each sample, are as long as it.
+
+    torch cuts no nested tensor.
+    """
+    rows = [*leaves((batch.inputs, batch.targets), ROWS)]
+    are_plain = not any(isinstance(one, Tensor) and one.is_nested for one in rows)
+    return are_plain and {*map(len, rows)} == {batch.size}
 
 
 def _cut(size: int, count: int) -> list[slice]:

@@ -189,7 +189,7 @@ def build_learner(
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, data.info)
-    first_weights.load_frozen(worker)
+    first_weights.load_frozen(worker, config)
     phases = _phases(task, module, config)
     strategy = parallel.build_strategy(
         config, built, optimizer, data, worker, phases=bool(phases), begins=begins

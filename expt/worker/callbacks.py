@@ -16,6 +16,7 @@ from expt.config.constraints import Target
 from expt.config.length import Unreached
 from expt.config.own_code import place_of
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
+from expt.inference import frozen
 from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives, random_state
 from expt.training.callback import Callback, View
@@ -43,6 +44,8 @@ class Callbacks:
                 built = user_class.build(target.target, Callback, **target.kwargs)
                 self._warn_of_unknown(index, type(built))
                 self.built.append(built)
+                for network in frozen.unread():
+                    network.read(self._device)
         mine = [self._step_interval(index, each) for index, each in enumerate(self.built)]
         # All know it: of a sharded model they gather the copy that a callback gets
         self._every: list[int] = collectives.from_rank_0(mine, self._device) if targets else mine

@@ -408,8 +408,9 @@ class _Comparison:
 
     def _fix_for(self, difference: str) -> str:
         is_of_update = difference.startswith("the update")
-        if is_of_update and isinstance(self._config.optimizer, groups.Muon):
-            return "Muon enlarges the rounding of bfloat16; use strategy=ddp, or optimizer=adamw"
+        every = groups.optimizers(self._config.optimizer)
+        if is_of_update and any(isinstance(one, groups.MuonRule) for one in every):
+            return "Muon enlarges the rounding of bfloat16; use strategy=ddp, or adamw"
         if unsaved := self._unsaved():
             return (
                 f"the model's buffer {listed(unsaved)} changes in steps and is in no checkpoint, by"

@@ -74,7 +74,7 @@ def measure_weights(
     loaded = [_member(run, way, worker, beat) for run, way in pairs]
     members = [member for member, *_ in loaded]
     _, record, state = loaded[0]
-    first_weights.load_frozen(worker, needed=False)
+    first_weights.load_frozen(worker)
     with sized_by("data"):
         data = {
             way: _data(evaluation, config, evaluation.runs[way], worker, beat)
@@ -93,7 +93,7 @@ def measure_weights(
     together = Together([{way: data[way] for way in several} for several in rounds])
     began = time.perf_counter()
     at = {key: state["position"][key] for key in ("epoch", "step")}
-    now = Progress(**at, total_steps=record["total_steps"], is_evaluation=True)
+    now = Progress(**at, planned=record["total_steps"], is_evaluation=True)
     batches = build.evaluation_batches(together, evaluation.split, worker, beat, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from expt.config import constraints
+from expt.config import constraints, own_code
+from expt.config.constraints import plain
 from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
@@ -36,22 +37,43 @@ from expt.worker.checkpoints import Snapshot, read_together
 State = Mapping[str, Any]
 
 
-def load_frozen(worker: Worker, *, needed: bool = True) -> None:
+def load_frozen(worker: Worker, config: RunConfig | None = None) -> None:
     """Load the frozen networks of custom classes, which rank 0 finds; a collective.
 
-    Those that are not `needed` stay as they are where they can't be found.
+    Raises ConfigError for one that is no argument in `config`, and so not in the run's identity.
+    Without `config`, in an evaluation, those that can't be found stay as they are.
     """
-    for one in frozen.unread():
-        found = None
-        if worker.rank == 0:
+    if config is not None:
+        named = {name for _, name in own_code.frozen_in(plain(config))}
+        for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
+            raise ConfigError(
+                f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
+                " the run's identity; give the class an argument, such as teacher={_target_:"
+                f" expt.Frozen, weights: {other}}}"
+            )
+    while _load_unread(worker, needed=config is not None):  # one may have others within
+        pass
+
+
+def _load_unread(worker: Worker, *, needed: bool) -> bool:
+    """Load those that rank 0 has not read; return whether there were any."""
+    mine, found = dict[Any, list[frozen.Frozen]](), dict[Any, Any]()
+    for one in frozen.unread():  # a worker may have more, of a model that it has built again
+        mine.setdefault((str(one.weights), one.model is None), []).append(one)
+    if worker.rank == 0:
+        for key, (one, *_) in mine.items():
             with contextlib.suppress(*() if needed else (ConfigError,)):
-                found = one.find()
-        if found := collectives.from_rank_0(found, worker.device):
-            one.place(*found, worker.device, functools.partial(_read_once, found[1], worker))
+                found[key] = one.find()
+    found = collectives.from_rank_0(found, worker.device)
+    for key, (record, file) in found.items():
+        content = read_together(file, worker, functools.partial(_content, mine[key][0], file))
+        for one in mine[key]:
+            one.place(record, content, worker.device)
+    return bool(found)
 
 
-def _read_once(file: Path, worker: Worker, read: Callable[[], Any]) -> Any:
-    return read_together(file, worker, lambda _: read())
+def _content(one: frozen.Frozen, file: Path, _: object) -> Any:
+    return one.content(file)
 
 
 def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from expt.tasks.checks import method_of
 from expt.tasks.sums import LOSS
 from expt.tasks.task import Task
 from expt.training import collectives
-from expt.training.strategy import in_parts
+from expt.training.strategy import in_parts, part_of
 from expt.worker.copies import Copies, first_samples
 
 NEAR, ABOUT = 0.01, 0.2
@@ -45,6 +46,15 @@ class _Sums(NamedTuple):
     def are_zero(self) -> bool:
         """True if all of them are 0, as their means would be."""
         return not any(each.total.any() for each in self)
+
+    def is_mean(self, near: float) -> bool:
+        """Return whether it may be a mean: equal to that of its halves, and of samples twice."""
+        total, one, other = self.whole.total, self.one, self.other
+        mean = one.total * one.weight + other.total * other.weight
+        mean = mean / (one.weight + other.weight or 1.0)
+        room = near * (one.total.abs() + other.total.abs()) + 1e-9
+        stays = torch.allclose(self.twice.total, total, rtol=near)
+        return stays and bool(((total - mean).abs() <= room).all())
 
 
 class SumCheck:
@@ -78,9 +88,11 @@ class SumCheck:
                 raise
             except Exception:  # many classes: training will raise it
                 return False
+            others = part_of(batch, slice(None, None, 2))
             for name, sums in found.items():
                 if name not in compared and not sums.are_zero:
-                    self._compare(name, sums, warns=warns)
+                    again = functools.partial(self._found, others, predicted=predicted)
+                    self._compare(name, sums, again, warns=warns)
                     compared.add(name)
             if compared >= found.keys():
                 return False
@@ -99,7 +111,9 @@ class SumCheck:
                 found.append(_sums(task, module.eval(), part, predicted=predicted))
         return {name: _Sums(*(each[name] for each in found)) for name in found[0]}
 
-    def _compare(self, name: str, sums: _Sums, *, warns: bool) -> None:
+    def _compare(
+        self, name: str, sums: _Sums, again: Callable[[], Mapping[str, _Sums]], *, warns: bool
+    ) -> None:
         task = self._learner.task
         method = f"{method_of(task, 'measure')}: {name}"
         if name in (LOSS, TRAINING):
@@ -124,10 +138,8 @@ class SumCheck:
         off = (total - one - other).abs()
         if not off.isfinite().all() or (weighs and (off <= room).all()):
             return
-        mean = (one * sums.one.weight + other * sums.other.weight) / (weights or 1.0)
         # Where outputs depend on the batch, a sum may equal the mean of its halves by chance.
-        stays = torch.allclose(sums.twice.total, total, rtol=near)
-        if weighs and stays and ((total - mean).abs() <= room).all():
+        if weighs and sums.is_mean(near) and again()[name].is_mean(near):
             raise ConfigError(
                 f"{method} gives a mean where the sum over the batch is expected; return the sum"
                 ' (such as by reduction="sum") and its weight (such as len(outputs))'

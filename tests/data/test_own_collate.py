@@ -216,3 +216,26 @@ def test_a_batch_of_another_order_says_its_size() -> None:
     assert not can_be_cut(batch)
     with pytest.raises(DataError, match="size 0 for 1 samples"):
         of_structure("short", 6)
+
+
+def test_a_nested_tensor_is_not_cut() -> None:
+    rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    batch = Batch(rows, torch.zeros(2), 2)
+    assert (batch.size, can_be_cut(batch)) == (2, False)
+
+
+class Lengths(Dataset[Any]):
+    def __init__(self, train: bool) -> None:
+        self.lengths = torch.tensor([3, 4])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return {"rows": torch.ones(4), "length": self.lengths[index]}, 1.0
+
+
+def test_a_blank_sample_is_a_real_one() -> None:
+    """Zeros may be no lengths of sequences, as torch packs them."""
+    source = custom.source(Custom(target=f"{__name__}.Lengths", kwargs={}), 0, None)
+    assert source.example[0]["length"] == 3

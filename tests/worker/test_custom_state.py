@@ -406,6 +406,17 @@ def test_a_model_that_keeps_what_it_has_computed_is_checked() -> None:
         check(Task(mean), module=module)
 
 
+def test_a_count_that_is_a_mean_of_halves_by_chance_trains() -> None:
+    """Two distinct targets in the batch and in each half, one in each pair of every second."""
+
+    def distinct(outputs: Tensor, batch: Batch) -> Any:
+        return batch.targets.unique().numel() + 0 * outputs.sum(), len(outputs)
+
+    targets = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
+    task = Task(total, lambda *found: {"hits": distinct(*found)})
+    check(task, batch=Batch(torch.randn(8, 6), targets, 8))
+
+
 def test_outputs_that_depend_on_the_batch_are_not_taken_for_means() -> None:
     for seed in range(20):
         normalised = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False))

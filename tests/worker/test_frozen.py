@@ -34,6 +34,22 @@ class Both(nn.Module):
         self.layer, self.teacher = nn.Linear(num_classes, num_classes), teacher
     def forward(self, images):
         return self.layer(self.teacher(images))
+
+class Cyclic(Both):
+    # can't be built without memory, and lives on until it is collected
+    def __init__(self, num_classes, teacher):
+        super().__init__(num_classes, teacher)
+        self.itself, self.first = [lambda: self], float(self.layer.bias[0])
+
+class Making(Distilled):
+    def __init__(self, folder):
+        super().__init__(expt.Frozen(folder))
+
+class Watching(expt.Callback):
+    def __init__(self, net):
+        self.net = net
+    def on_epoch_end(self, view):
+        view.scalar("mine/net", float(self.net(view.model[1].weight.view(-1, 1, 8, 8)).sum()))
 """
 NET = """
 from torch import nn
@@ -157,3 +173,58 @@ def test_gradients_reach_its_inputs_only(typed_run: Typed, tmp_path: Path) -> No
     assert not frozen.model.training
     with pytest.raises(ConfigError):
         expt.Frozen(str(tmp_path / "missing"))(images)
+
+
+def test_one_that_code_makes_is_refused(typed_run: Typed, tmp_path: Path) -> None:
+    """Its weights would be no part of the run's identity."""
+    task = "+task={_target_: own.Making, folder: teacher}"
+    refused = run("~task", task, *STUDENT[2:], "hydra.run.dir=student", cwd=tmp_path)
+    assert (refused.returncode, "weights=teacher" in refused.stderr) == (2, True)
+    assert not RunFolder(tmp_path / "student").paths.last.exists()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "key"),
+    [
+        ("{_target_: expt.Frozen, weights: own.pt, model: net.Net}", "model=net.Net"),
+        ("{_target_: expt.Frozen, weigths: own.pt}", "weigths"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    frozen: str, key: str, typed_run: Typed, tmp_path: Path
+) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "own.pt")
+    task = f"+task={{_target_: own.Distilled, teacher: {frozen}}}"
+    refused = run("~task", task, *STUDENT[2:], "hydra.run.dir=student", cwd=tmp_path)
+    assert (refused.returncode, key in refused.stderr) == (2, True), refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_callback_s_changes_nothing(typed_run: Typed, tmp_path: Path) -> None:
+    net = "{_target_: expt.Frozen, weights: teacher}"
+    callback = f"callbacks=[{{_target_: own.Watching, net: {net}}}]"
+    done = run(
+        *("model.hidden=[4]", "epochs=3", *SMALL, callback, "hydra.run.dir=run"), cwd=tmp_path
+    )
+    assert (done.returncode, "no checkpoint holds it" in done.stderr) == (0, False), done.stderr
+
+
+def test_one_within_a_teacher_counts_too(typed_run: Typed, tmp_path: Path) -> None:
+    within = "+model={_target_: own.Both, teacher: {_target_: expt.Frozen, weights: teacher}}"
+    typed_run("outer", "~model", within, "max_steps=2", *SMALL)
+    student = typed_run("student", *words("outer"))
+    shutil.rmtree(tmp_path / "teacher")
+    typed_run("teacher", "model.hidden=[5]", "max_steps=3", *SMALL)
+    assert typed_run("other", *words("outer")).result["identity"] != student.result["identity"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", ["Both", "Cyclic"])
+def test_it_may_be_part_of_a_sharded_model(cls: str, typed_run: Typed, tmp_path: Path) -> None:
+    torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).state_dict(), tmp_path / "own.pt")
+    (tmp_path / "net.py").write_text(NET)
+    teacher = "{_target_: expt.Frozen, weights: own.pt, model: {_target_: net.Net}}"
+    model = f"+model={{_target_: own.{cls}, teacher: {teacher}}}"
+    each = ("~model", model, *SMALL, "world_size=2", "epochs=1", "timeout_s=30")
+    whole, sharded = (typed_run(way, *each, f"strategy={way}") for way in ("ddp", "fsdp"))
+    assert sharded.values == pytest.approx(whole.values, abs=1e-5)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from expt.data.indexing import mix
 from expt.errors import ConfigError
-from tests.facade import Capture, RunFolder, as_typed, run
+from tests.conftest import Trained, Typed
+from tests.facade import Capture, Patch, RunFolder, as_typed, run
 from tests.worker import own_steps
 from tests.worker.conftest import TrainAlone, TrainTogether, assert_same, stopped_and_resumed
 
@@ -56,6 +57,22 @@ def test_it_does_so_right_after_a_resume_and_a_fork(train_alone: TrainAlone) -> 
     longer = train_alone(*TELLING, "epochs=4", name="stopped", source=whole.run.paths.last)
     assert dict(longer.curve("running/step"))[13] == 12
     assert dict(longer.curve("running/length"))[13] == 16
+
+
+@pytest.mark.parametrize("way", ["Telling", "Dear"])
+def test_a_task_that_plans_to_the_end_keeps_it(
+    way: str, typed: Typed, trained: Trained, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Losses until there would have been others in a longer run."""
+    monkeypatch.chdir(tmp_path)
+    own = TELLING if way == "Telling" else dear("max")
+    words = (*own, "epochs=2", "world_size=1")
+    done = trained(*words, "max_steps=3", name="run")
+    longer = typed(*words, "max_steps=4", f"resume={done.folder}", "hydra.run.dir=longer")
+    refused = way == "Telling"
+    assert (longer.returncode, "max_steps=4" in longer.stderr) == (2 * refused, refused)
+    again = typed(*words, "max_steps=3", f"resume={done.folder}", "hydra.run.dir=again")
+    assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss, softplus
 
 from expt.worker import build
 from tests.conftest import Configured, Trained, Typed
-from tests.facade import Patch, RunFolder, as_typed
+from tests.facade import Patch, RunFolder, as_typed, same
 from tests.integration.test_resume import kill_at
 from tests.worker.conftest import (
     ALONE,
@@ -86,6 +86,29 @@ def test_the_same_on_two_workers(more: str, train_together: TrainTogether) -> No
     ours, theirs = two.state()["model"], one.state()["model"]
     for name, weight in ours.items():
         torch.testing.assert_close(weight, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+@not_soft
+def test_a_table_that_is_also_used_as_a_whole(train_together: TrainTogether) -> None:
+    """Its gradients are dense on any number of workers."""
+    more = f"model._target_={OWN}.Tied optimizer=sgd optimizer.momentum=0 optimizer.lr=0.1"
+    words = (*WORDS, *as_typed(f"{more} max_steps=4"))
+    one, two = (train_together(size, *words, name=f"{size}") for size in (1, 2))
+    assert two.values == pytest.approx(one.values, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_fork_has_all_of_a_custom_optimizer_s_state(alone: bool, train_alone: TrainAlone) -> None:
+    """So that one without changes ends as its parent."""
+    cls = f"{{_target_: {OWN}.Counting, lr: 0.1}}"
+    own = ("~optimizer", f"+optimizer={cls}")
+    if not alone:
+        own = ("optimizer=adamw", f"optimizer.groups=[{{match: layers, optimizer: {cls}}}]")
+    plain = [word for word in WORDS if not word.startswith("optimizer")]
+    words = (*plain, "+model.sparse=false", *own, *as_typed("checkpoint.every_steps=2"))
+    whole = train_alone(*words, "checkpoint.keep=9", name="whole")
+    forked = train_alone(*words, f"fork={whole.folder}@6", name="forked")
+    assert same(forked.state()["model"], whole.state()["model"])
 
 
 @not_soft
