@@ -91,12 +91,12 @@ class Feature:
         rows = values.reshape(-1, len(scales)).double()
         return torch.addcmul(mean, rows, deviation).reshape(values.shape)
 
-    def rescaled(self, values: Tensor, wanted: Feature) -> Tensor:
-        """Return standardised values as if by the scales of `wanted`, in their type."""
-        scales = [*wanted.scales.values()]
+    def of_units(self, values: Tensor) -> Tensor:
+        """Return numbers in their own units as they are trained on, as float64."""
+        scales = [*self.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows: Tensor = (self.in_units(values).view(-1, len(scales)) - mean) / deviation
-        return rows.reshape(values.shape).to(values.dtype)
+        rows = (values.double().reshape(-1, len(scales)) - mean) / deviation
+        return rows.reshape(values.shape)
 
     @property
     def shapes(self) -> Mapping[str, Any]:

@@ -273,6 +273,10 @@ class Numbers(Feature):
         found = super().in_units(values) if self.scales else values.double()
         return getattr(torch, _INVERSE[self.transform])(found) if self.transform else found
 
+    def of_units(self, values: Tensor) -> Tensor:
+        found = getattr(torch, self.transform)(values.double()) if self.transform else values
+        return super().of_units(found) if self.scales else found.double()
+
     def seen(self, known: Known) -> Feature:
         if self.transform or (found := known()) is None:
             return self

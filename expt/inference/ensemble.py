@@ -53,7 +53,7 @@ class Ensemble:
         own, wanted = (x.trained.features.targets for x in (member, self.members[0]))
         if own.scales == wanted.scales:
             return tree
-        return mapped(lambda values: own.rescaled(values, wanted), tree)
+        return mapped(lambda one: wanted.of_units(own.in_units(one)).to(one.dtype), tree)
 
     def _outputs(self, member: Member, task: Task, batch: Batch) -> Iterator[Any]:
         trained, inputs = member.trained, batch.inputs[member.way]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -42,7 +42,7 @@ class Config(TaskConfig):
         targets = facts.targets if isinstance(facts.targets, Numbers) else Numbers()
         if targets.transform:
             ones = [1.0] * len(targets.names)
-            return Regression(self.loss, deviations=ones, in_units=targets.in_units)
+            return Regression(self.loss, deviations=ones, units=targets)
         deviations = [deviation for _, deviation in targets.scales.values()]
         return Regression(self.loss, targets.origin, deviations)
 
@@ -63,13 +63,13 @@ class Regression(Task):
         loss: Loss = "mse",
         origin: float | Sequence[float] = 0.0,
         deviations: Sequence[float] = (),
-        in_units: Callable[[Tensor], Tensor] | None = None,
+        units: Feature | None = None,
     ) -> None:
         """Take the moments of the targets from `origin`, a number near which they lie, or one each.
 
         Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
         R^2. The `deviations` are those by which targets are standardised, one each, if they are.
-        Where logarithms are trained on, `in_units` returns the numbers to measure.
+        Where logarithms are trained on, `units` has the numbers to measure and to average.
         """
         from torch.nn import functional
 
@@ -83,7 +83,7 @@ class Regression(Task):
         origins *= max(1, len(deviations) // len(origins))
         self._moments = origins, [*deviations] or [1.0] * len(origins)
         self._constants: Tensor | None = None
-        self._in_units = in_units
+        self._feature = units
 
     @property
     def sums(self) -> Mapping[str, int]:
@@ -100,8 +100,8 @@ class Regression(Task):
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return both errors, and the targets' moments from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
-        if self._in_units is not None:
-            predicted, targets = self._in_units(predicted), self._in_units(targets)
+        if self._feature is not None:
+            predicted, targets = map(self._feature.in_units, (predicted, targets))
         error, targets = self._rows(predicted - targets, targets)
         moments = {"squared_error": error.square(), "target": targets}
         moments["squared_target"] = targets.square()
@@ -126,6 +126,13 @@ class Regression(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """Return them in float32 or float64."""
         return at_least_single(outputs)
+
+    def mean_outputs(self, several: Sequence[Any]) -> Any:
+        """Return those whose numbers in units are the means."""
+        if self._feature is None:
+            return super().mean_outputs(several)
+        mean = super().mean_outputs([*map(self._feature.in_units, several)])
+        return self._feature.of_units(mean).to(at_least_single(several[0]).dtype)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return both in the targets' shape; [B] where there is one, as torchmetrics takes them."""
