@@ -12,7 +12,7 @@ from pathlib import Path
 from expt.command import terminal
 from expt.command.conclude import again
 from expt.config.keys import flat
-from expt.errors import ConfigError, first_line, listed
+from expt.errors import ConfigError, counted, first_line, listed
 from expt.features import Features, Numbers
 from expt.late import np
 from expt.runs import provenance
@@ -40,7 +40,7 @@ def write_page(
     best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
-        "Results": page.table(leaderboard(runs, sort)),
+        "Results": page.table(leaderboard(runs, sort, most=None)),
         "Is the best one better?": _verdict(runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
         "What mattered": _importance(folder, runs),
@@ -63,10 +63,11 @@ def _question(runs: Sequence[FoundRun]) -> list[str]:
     objective = objective_name(runs)
     side = "highest" if falls(objective, runs) else "lowest"
     count = collections.Counter(run.status for run in runs)
-    counted = ", ".join(f"{number} {status}" for status, number in count.items())
+    by_status = ", ".join(f"{number} {status}" for status, number in count.items())
     varied = f" by {listed(keys, NAMED)}" if keys else ""
     return page.paragraph(
-        f"What leads to the {side} {objective}{varied}?", f"{len(runs)} runs: {counted}."
+        f"What leads to the {side} {objective}{varied}?",
+        f"{counted(len(runs), 'run')}: {by_status}.",
     )
 
 
