@@ -16,6 +16,7 @@ from expt.command import predict, trained_runs
 from expt.errors import ConfigError
 from expt.features import Numbers
 from expt.runs.paths import RunPaths
+from expt.runs.request import Trained
 from expt.runs.result import read_result
 from expt.tasks.classification import Classification
 from expt.tasks.language_model import LanguageModel
@@ -198,6 +199,11 @@ def test_a_run_that_is_named_twice_counts_once(photos: Made) -> None:
     words = [str(photos.folder), str(again)]
     chosen = trained_runs.chosen(words, None, best=None, filters=[])
     assert chosen == [(photos.folder, "best")]
+
+
+def test_checkpoints_of_one_run_are_told_apart(photos: Made) -> None:
+    labels = [Trained.read(photos.folder, which).label for which in ("best", "last")]
+    assert labels == [str(photos.folder), f"{photos.folder}@last"]
 
 
 def test_unlike_runs_are_refused_by_name(
