@@ -95,7 +95,7 @@ class Feature:
         """Return numbers in their own units as they are trained on, as float64."""
         scales = [*self.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows = (values.double().reshape(-1, len(scales)) - mean) / deviation
+        rows: Tensor = (values.double().reshape(-1, len(scales)) - mean) / deviation
         return rows.reshape(values.shape)
 
     @property

@@ -34,7 +34,7 @@ _CYCLE = 10
 """The number of colours that matplotlib has without a map."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
 _ALONE = {"train": "x", "val": "_", "test": "o"}
-"""The marks of curves of a single point, of which a line would not be seen."""
+"""The marks of curves of a single point, where a line would not be seen."""
 _LONGEST = 110
 """The longest name in a legend [characters]."""
 
@@ -158,15 +158,15 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure
                     (line,) = axes.plot(*zip(*curve, strict=True), style, **how)
                     drawn.setdefault(name, line)
     for metric, axes in panels.items():
-        title = f"{metric} (dashed or x: train, line or bar: val, dot: test)"
-        axes.set(xlabel="step", title=title)
+        how_to_read = "dashed or x: train, line or bar: val, dot: test"
+        axes.set(xlabel="step", title=f"{metric} ({how_to_read})")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         _leave_out_diverged(axes, falling=runs[0].is_higher_better(metric))
     if drawn:
         left = len(drawn) - _LEGEND
-        title = f"and {left} more" if left > 0 else None
-        place = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "title": title}
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "fontsize": 7}
+        place["title"] = f"and {left} more" if left > 0 else None
         labels = [shorten(name, _LONGEST, placeholder="...") for name in drawn]
         legend = drawing.legend([*drawn.values()][:_LEGEND], labels[:_LEGEND], **place)
         for text in legend.get_texts():
