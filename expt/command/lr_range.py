@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,19 +43,8 @@ DIVERGED = 4.0
 """The average loss, as a multiple of its least or of how far it fell, that ends the search."""
 ROWS = 12
 """The number of rates that the table shows."""
-FIXED = (
-    "scheduler",
-    "optimizer.lr",
-    "epochs",
-    "max_steps",
-    "max_minutes",
-    "resume",
-    "fork",
-    "search",
-    "preflight",
-    "send",
-)
-"""Settings that the test sets itself, or that make no single run from its beginning."""
+NOT_OF_ONE = ("hydra", "resume", "fork", "search", "sweep", "preflight")
+"""Settings that make no single run from its beginning, or name a folder, which is not kept."""
 
 
 class Point(NamedTuple):
@@ -85,8 +75,9 @@ def main(words: Sequence[str]) -> int:
     grammar.refuse_axes(
         grammar.parse([*map(grammar.readable, asked.words)]), "a test is of one run"
     )
+    fixed = {*NOT_OF_ONE, *map(key_of, _settings(asked))}
     for word in asked.words:
-        if key_of(word) in FIXED or key_of(word).split(".")[0] in FIXED:
+        if {key_of(word), key_of(word).split(".")[0]} & fixed:
             raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
     refuse_in_torchrun("expt lr_range")
     if asked.output:
@@ -101,6 +92,21 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def _settings(asked: argparse.Namespace) -> list[str]:
+    """Return the settings of the test itself."""
+    schedule = f"_target_: expt.training.schedules.RisingRate, factor: {asked.most / asked.least!r}"
+    lengths = ["epochs", "max_steps"]
+    if "eval_split=null" not in asked.words:
+        lengths.append("eval_every_steps")
+    return [
+        f"optimizer.lr={asked.least!r}",
+        f"scheduler={{{schedule}, interval: step}}",
+        *(f"{key}={asked.steps}" for key in lengths),
+        *("max_minutes=1", "log_every=1", "send=[]"),
+        *(f"tensorboard.{key}=false" for key in ("images", "norms", "health")),
+    ]
+
+
 def _points(asked: argparse.Namespace) -> list[Point]:
     """Train while the learning rate rises; return the steps until the loss is not finite.
 
@@ -108,15 +114,7 @@ def _points(asked: argparse.Namespace) -> list[Point]:
     """
     from expt.command.invoke import command  # late: Hydra
 
-    schedule = f"_target_: expt.training.schedules.RisingRate, factor: {asked.most / asked.least!r}"
-    settings = [
-        *asked.words,
-        f"optimizer.lr={asked.least!r}",
-        f"scheduler={{{schedule}, interval: step}}",
-        *(f"{key}={asked.steps}" for key in ("epochs", "max_steps", "eval_every_steps")),
-        *("max_minutes=1", "log_every=1", "send=[]"),
-        *(f"tensorboard.{key}=false" for key in ("images", "norms", "health")),
-    ]
+    settings = [*asked.words, *_settings(asked)]
     with tempfile.TemporaryDirectory(prefix="expt-lr-range-") as folder:
         paths = RunPaths(Path(folder, "run"))
         options = Options([*settings, f"hydra.run.dir={paths.folder}"], quiet=True)
@@ -193,10 +191,7 @@ def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
     fall = max(first - least, abs(first) / 10)
     axes.set(xlabel="optimizer.lr", ylabel="loss", ylim=(least - fall / 10, first + fall))
     axes.legend()
-    try:
-        drawing.savefig(file)
-    except OSError as error:
-        raise ConfigError(f"--output {file}: {error.strerror}") from None
+    drawing.savefig(file)
 
 
 def _refuse_undrawable(file: Path) -> None:
@@ -206,3 +201,5 @@ def _refuse_undrawable(file: Path) -> None:
     if file.suffix[1:] not in FigureCanvasBase.filetypes:
         known = ", ".join(FigureCanvasBase.filetypes)
         raise ConfigError(f"--output {file}: its suffix is none of {known}")
+    if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise ConfigError(f"--output {file}: cannot be written; name another file")

@@ -134,7 +134,7 @@ def _predict(
         terminal.put(
             skipped=skipped,
             written=str(output.absolute()) if output and to_file else None,
-            mean_of=[str(run.run.absolute()) for run in chosen.runs],
+            mean_of=[run.label for run in chosen.runs],
         )
         for line in skipped[:REPORTED]:
             warn(line)
@@ -146,7 +146,7 @@ def _predict(
         on = f"in {seconds:.1f} s on {predictor.device}"
         say(console, f"predicted    {number:,} {noun}s {on}, {speed}")
         if len(chosen.runs) > 1:
-            names = listed(run.run.name for run in chosen.runs)
+            names = listed(Path(run.label).name for run in chosen.runs)
             say(console, f"mean of      {len(chosen.runs)} runs: {names}")
         say(console, f"written      {output}")
     if skipped:

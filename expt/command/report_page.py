@@ -13,7 +13,7 @@ from typing import Any
 from expt.command import terminal
 from expt.command.conclude import again
 from expt.config.keys import flat
-from expt.errors import ConfigError, first_line, listed, require
+from expt.errors import ConfigError, counted, first_line, listed, require
 from expt.features import Features, Numbers
 from expt.late import np
 from expt.runs import provenance
@@ -42,7 +42,7 @@ def write_page(
     best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
-        "Results": page.table(leaderboard(runs, sort)),
+        "Results": page.table(leaderboard(runs, sort, most=None)),
         "Is the best one better?": _unless_refused(_verdict, runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
         "What mattered": _unless_refused(_importance, folder, runs),
@@ -65,10 +65,11 @@ def _question(runs: Sequence[FoundRun]) -> list[str]:
     objective = objective_name(runs)
     side = "highest" if falls(objective, runs) else "lowest"
     count = collections.Counter(run.status for run in runs)
-    counted = ", ".join(f"{number} {status}" for status, number in count.items())
+    by_status = ", ".join(f"{number} {status}" for status, number in count.items())
     varied = f" by {listed(keys, NAMED)}" if keys else ""
     return page.paragraph(
-        f"What leads to the {side} {objective}{varied}?", f"{len(runs)} runs: {counted}."
+        f"What leads to the {side} {objective}{varied}?",
+        f"{counted(len(runs), 'run')}: {by_status}.",
     )
 
 

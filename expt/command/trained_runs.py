@@ -41,8 +41,11 @@ def chosen(
     Raises ConfigError where none is left; `trained_run` refuses other folders.
     """
     pairs = (run_and_which(each, which) for each in given)
-    found = ((run, at) for folder, at in pairs for run in _chosen(folder, best, filters))
-    return [*dict.fromkeys(found)]
+    found: dict[tuple[Path, str], tuple[Path, str]] = {}
+    for folder, at in pairs:
+        for run in _chosen(folder, best, filters):
+            found.setdefault((run.resolve(), at), (run, at))
+    return [*found.values()]
 
 
 def _chosen(folder: Path, best: int | None, filters: Sequence[str]) -> list[Path]:

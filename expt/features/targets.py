@@ -274,7 +274,7 @@ class Numbers(Feature):
         return getattr(torch, _INVERSE[self.transform])(found) if self.transform else found
 
     def from_units(self, values: Tensor) -> Tensor:
-        found = getattr(values.double(), self.transform)() if self.transform else values
+        found = getattr(values.double(), self.transform)() if self.transform else values.double()
         return super().from_units(found) if self.scales else found
 
     def seen(self, known: Known) -> Feature:

@@ -48,10 +48,11 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
     found = {
         "task": word(run.config.task),
         "inputs": _shown(inputs),
-        "targets": _shown(targets),
+        "targets": _shown(targets, _meaning(targets)),
         "standardised targets": ", ".join(targets.scales) or None,
-        "target transform": getattr(targets, "transform", None) or None,
     }
+    if targets.each == "token":  # those of another tokenizer are other texts
+        found["tokenizer"] = getattr(inputs, "digest", getattr(run.config.dataset, "tokens", None))
     if split is None:
         return found
     left_out = _NOT_OF_TEST if split in ("test", "all") else ("fold",) if split == "val" else ()
@@ -62,9 +63,14 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
     return {**found, "data": run.record.get("content", {}).get("data")}
 
 
-def _shown(feature: Feature) -> str:
+def _meaning(feature: Feature) -> list[str]:
+    """Return the fields without which equal numbers mean something else: column, transform, ..."""
+    return [f"{key} {x}" for key, x in vars(feature).items() if type(x) in (str, int) and x != ""]
+
+
+def _shown(feature: Feature, more: Sequence[str] = ()) -> str:
     sizes = (f"{key} {size}" for key, size in feature.shapes.items())
-    return f"{type(feature).__name__.lower()} ({', '.join(feature.names or sizes)})"
+    return f"{type(feature).__name__.lower()} ({', '.join([*(feature.names or sizes), *more])})"
 
 
 def shared(runs: Sequence[Trained], split: str | None) -> tuple[list[int], list[list[int]]]:

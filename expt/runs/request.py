@@ -40,6 +40,11 @@ class Trained(NamedTuple):
         return cls(run, which, recorded(record["config"]), record)
 
     @property
+    def label(self) -> str:
+        """The run's absolute folder, with a checkpoint that is not its best as `RUN@last`."""
+        return str(self.run.absolute()) + (f"@{self.which}" if self.which != "best" else "")
+
+    @property
     def features(self) -> Features:
         """The features of the samples that it was trained on."""
         return Features.read(self.record["data"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from expt.errors import ConfigError, described
+from expt.errors import ConfigError, described, first_line
 from expt.features import Anything, Feature, at_least_single
 
 if TYPE_CHECKING:
@@ -119,17 +119,21 @@ class Task(ABC):
         from expt.data.loading import leaves, mapped
 
         def mean(first: Tensor) -> Tensor:
-            stacked = torch.stack(next(each))
+            stacked = next(each)
             if first.is_floating_point() or first.is_complex():
                 return stacked.mean(0)
             if (stacked != first).any():
                 raise ConfigError(
-                    f"task {type(self).__name__}: its outputs have {described(first)}, which has no"
-                    " mean where models differ; give the task a method mean_outputs"
+                    f"{named} have {described(first)}, which has no mean where models differ; {fix}"
                 )
             return first
 
-        each = zip(*map(leaves, several), strict=True)
+        named = f"task {type(self).__name__}: its outputs"
+        fix = "give the task a method mean_outputs"
+        try:
+            each = iter([*map(torch.stack, zip(*map(leaves, several), strict=True))])
+        except (RuntimeError, TypeError, ValueError) as error:  # of other shapes, or no tensors
+            raise ConfigError(f"{named} have no mean ({first_line(error)}); {fix}") from error
         return mapped(mean, several[0])
 
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:

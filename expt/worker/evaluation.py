@@ -280,7 +280,7 @@ def _about(
     if evaluation.dataset is not None:
         about["dataset"] = evaluation.dataset
     if len(evaluation.runs) > 1:
-        about["mean_of"] = [str(run.run) for run in evaluation.runs]
+        about["mean_of"] = [run.label for run in evaluation.runs]
     if evaluation.flips:
         about["flips"] = True
     if isinstance(features.targets, Classes):

@@ -166,8 +166,9 @@ class Run:
         length = Length.of(config, position.steps_per_epoch, position.offset, **begun)
         of_callbacks = self.callbacks.beyond(position.total_steps)
         of_schedule = schedules.beyond_the_end(config.scheduler, length)
-        of_task = never_measured(config, length)
-        return beyond_the_end(config, length, {**of_callbacks, **of_schedule, **of_task})
+        unreached = {**of_callbacks, **of_schedule, **never_measured(config, length)}
+        is_test_of_rates = isinstance(self.learner.scheduler, schedules.RisingRate)
+        return None if is_test_of_rates else beyond_the_end(config, length, unreached)
 
     @property
     def is_done(self) -> bool:

@@ -90,6 +90,15 @@ def test_a_run_whose_first_loss_is_infinite_is_the_whole_test(tmp_path: Path) ->
     assert forwards[1] == 2 * forwards[0]
 
 
+def test_a_test_within_an_epoch_names_no_setting_that_nobody_typed(tmp_path: Path) -> None:
+    words = ("dataset.train_limit=320", "world_size=1", "freeze=[]", "eval_split=null")
+    for given in (words[:-1], words):
+        done = run("lr_range", *given, "--steps=3", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "warning" not in done.stderr
+        assert len(json.loads(done.stdout)["lr_range"]) == 3
+
+
 def curve(*losses: float) -> list[Point]:
     return [Point(10.0**at, loss, loss) for at, loss in enumerate(losses)]
 
@@ -116,6 +125,11 @@ def test_the_steepest_fall_before_the_loss_diverges_is_proposed() -> None:
         ("--steps=0", "0"),
         ("send=[mlflow]", "send"),
         ("--output=range.xyz", "range.xyz"),
+        ("--output=nowhere/range.png", "nowhere/range.png"),
+        ("hydra.run.dir=here", "hydra.run.dir=here"),
+        ("log_every=5", "log_every=5"),
+        ("sweep=models_by_lr", "sweep=models_by_lr"),
+        ("tensorboard.images=false", "tensorboard.images=false"),
         ("optimizr=adam", "optimizr"),
     ],
 )

@@ -1,5 +1,6 @@
 """`expt report SWEEP --html FILE`: one page that a reader of the sweep needs."""
 
+import io
 import re
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -9,12 +10,15 @@ import pytest
 
 from expt.command import export
 from expt.command.report import main
+from expt.runs.found import FoundRun
+from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
-from expt.runs.view.leaderboard import leaderboard
+from expt.runs.view import curves
+from expt.runs.view.leaderboard import SHOWN, leaderboard
 from expt.runs.view.settings import read_runs
 from tests.command.test_report import leave
 from tests.conftest import Trained
-from tests.facade import Capture, Patch
+from tests.facade import Capture, Patch, record_points
 
 
 class Page(HTMLParser):
@@ -98,6 +102,38 @@ def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path, monkeypatch: P
     assert "<b>mlp" not in text
     assert "50 runs: 50 completed." in text
     assert re.search(r"and \d+ more runs", text)
+
+
+def of_two(folder: Path, name: str, seed: int, losses: list[float]) -> FoundRun:
+    """A run of one setting, and its losses on val."""
+    run = folder / "sweep" / name
+    leave(run, seed, 0.5, lr=0.1, seedless_identity="equal", overrides={"seed": seed})
+    points = [(step, step, {"loss/val": loss}) for step, loss in enumerate(losses, 1)]
+    record_points(RunPaths(run), *points)
+    return FoundRun.at(run)
+
+
+def test_curves_show_single_points_and_seeds_and_no_run_that_diverged_alone(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/multirun.yaml").write_text("{}")
+    runs = [of_two(tmp_path, "seed=0", 0, [2.3, 1.1]), of_two(tmp_path, "seed=1", 1, [2.2])]
+    runs.append(of_two(tmp_path, "seed=2", 2, [2.4, 1e19]))
+    drawing = curves.learning_curves(runs, io.BytesIO())
+    axes = drawing.axes[0]
+    assert [line.get_marker() for line in axes.lines] == ["None", "_", "None"]
+    low, high = axes.get_ylim()
+    assert low < 1.1 < 2.4 < high < 30
+    legend = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert legend == ["seed=0", "seed=1", "seed=2"]
+
+
+def test_a_page_has_every_row(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(SHOWN + 1):
+        leave(Path("sweep", f"lr={number}"), number, 0.5, lr=number)
+    (tmp_path / "sweep/multirun.yaml").write_text("{}")
+    assert main(["sweep", "--html", "page.html"]) == 0
+    assert len(Page(Path("page.html")).tables[0]) == SHOWN + 2
 
 
 @pytest.mark.parametrize(

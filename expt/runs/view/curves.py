@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, overload
 
 from expt.config.kinds import metrics_of
@@ -30,6 +33,10 @@ _LEGEND = 24
 _CYCLE = 10
 """The number of colours that matplotlib has without a map."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
+_ALONE = {"train": "x", "val": "_", "test": "o"}
+"""The marks of curves of a single point, where a line would not be seen."""
+_LONGEST = 110
+"""The longest name in a legend [characters]."""
 
 
 class History(list[dict[str, float]]):
@@ -125,15 +132,17 @@ def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
         axes.legend(fontsize=8)
 
 
-def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
-    """Draw the loss and the first metric of each run by step.
+def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure:
+    """Draw and return the loss and the first metric of each run by step.
 
     The suffix of `file` is its format; in memory it is SVG.
 
     Raises ConfigError without matplotlib, or for a format that it does not write.
     """
-    drawing = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
-    panels = dict(zip(("loss", best_first(runs)[0]), drawing.subplots(1, 2), strict=False))
+    drawing: Figure = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
+    metrics = [*dict.fromkeys(("loss", best_first(runs)[0]))]
+    drawn_in = drawing.subplots(1, len(metrics), squeeze=False)[0]
+    panels = dict(zip(metrics, drawn_in, strict=True))
     names = _names(runs)
     colours = _colours([*dict.fromkeys(names)])
     drawn = dict[str, Any]()
@@ -145,20 +154,42 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> None:
                 curve = [(point.step, point.value) for point in points if point.tag == tag]
                 how = {"color": colours[name], "linewidth": 1.2}
                 if curve:
+                    style = _ALONE[split] if len(curve) == 1 else style
                     (line,) = axes.plot(*zip(*curve, strict=True), style, **how)
                     drawn.setdefault(name, line)
     for metric, axes in panels.items():
-        axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
+        how_to_read = "dashed or x: train, line or bar: val, dot: test"
+        axes.set(xlabel="step", title=f"{metric} ({how_to_read})")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
+        _leave_out_diverged(axes, falling=runs[0].is_higher_better(metric))
     if drawn:
         left = len(drawn) - _LEGEND
-        title = f"and {left} more" if left > 0 else None
-        place = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "title": title}
-        drawing.legend([*drawn.values()][:_LEGEND], [*drawn][:_LEGEND], **place)
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "fontsize": 7}
+        place["title"] = f"and {left} more" if left > 0 else None
+        labels = [shorten(name, _LONGEST, placeholder="...") for name in drawn]
+        legend = drawing.legend([*drawn.values()][:_LEGEND], labels[:_LEGEND], **place)
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a setting may have dollars
     try:
         drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     except (ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from None
+    return drawing
+
+
+def _leave_out_diverged(axes: Any, *, falling: bool) -> None:
+    """Limit a panel where some values are so far off that all others would be one line."""
+    curves = [[y for y in map(float, line.get_ydata()) if math.isfinite(y)] for line in axes.lines]
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return
+    sign = -1 if falling else 1
+    values = [sign * y for curve in curves for y in curve]
+    first, least = statistics.median(sign * curve[0] for curve in curves), min(values)
+    reach = max(first - least, abs(first) / 10)
+    if max(values) - least > 100 * reach > 0:
+        axes.set(ylim=sorted((sign * (least - reach / 2), sign * (least + 5 * reach))))
 
 
 def predicted_against_true(
@@ -174,7 +205,8 @@ def predicted_against_true(
         x, y = true[:, place], predicted[:, place]
         axes.plot(x, y, ".", markersize=4, alpha=0.4, rasterized=True)
         axes.axline((x[0], x[0]), slope=1, color="black", linewidth=0.8)
-        axes.set(title=names[place], xlabel="true", ylabel="predicted")
+        axes.set(xlabel="true", ylabel="predicted")
+        axes.set_title(names[place], parse_math=False)
         axes.grid(alpha=0.3)
     drawing.savefig(file, format="svg")
 
@@ -193,9 +225,12 @@ def _names(runs: Sequence[FoundRun]) -> list[str]:
     """Return the name of each run in a legend: its settings in a sweep, which its seeds share."""
     if len({run.folder.parent for run in runs}) > 1 or not is_sweep(runs[0].folder.parent):
         return [shown_path(run.folder) for run in runs]
+    settings = rows_in_order(runs)
+    if len(settings) == 1:  # then seeds and folds tell them apart
+        return [run.folder.name for run in runs]
     found = {
         run.folder: ", ".join(f"{key}={setting(value)}" for key, value in row.settings.items())
-        for row in rows_in_order(runs)
+        for row in settings
         for run in row.runs
     }
     return [found[run.folder] or run.folder.name for run in runs]

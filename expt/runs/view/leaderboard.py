@@ -32,10 +32,12 @@ def leaderboard(
     *,
     stale: Collection[Path] = (),
     among: Sequence[FoundRun] | None = None,
+    most: int | None = SHOWN,
 ) -> Table:
-    """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
+    """Return the `most` first of `rows` as a table; `stale` are folders of runs of other code."""
     found = rows(runs, sort, among)
-    shown, left_out = found[:SHOWN], len(found[SHOWN:])
+    shown = found[:most]
+    left_out = len(found) - len(shown)
     head, *below = _lines(shown, objective_name(among or runs), stale)
     table = plain_table(head, left={*head[: len(_keys(shown))], "status"})
     notes = list[str]()
