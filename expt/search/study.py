@@ -110,7 +110,7 @@ def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, di
     equal = " of equal settings" if done and not any(trial.params for trial in done) else ""
     if len(done) < NEEDED or equal:
         there = f"{len(done)} completed runs{equal}"
-        raise ConfigError(f"--importance: needs {NEEDED} runs that differ; {folder} has {there}")
+        raise ConfigError(f"--importance: {folder} has {there}; it takes {NEEDED} that differ")
     top = min(0.5, max(0.1, TOP / len(done)))
     by: dict[str, Any] = {"ped_anova": of_optuna.PedAnovaImportanceEvaluator(target_quantile=top)}
     if find_spec("sklearn"):

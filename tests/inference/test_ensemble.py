@@ -178,7 +178,7 @@ def test_numbers_are_averaged_and_not_their_logarithms(make: Make, patients: Mad
         assert np.ptp(single, axis=0).max() > 1
         mean = values(expt.predict(runs, patients.data))
         np.testing.assert_allclose(mean, np.mean(single, 0), rtol=1e-5)
-    with pytest.raises(ConfigError, match="has the targets .*transform log1p"):
+    with pytest.raises(ConfigError, match=r"has the targets .*transform log1p"):
         expt.predict(made[2:], patients.data)
 
 
