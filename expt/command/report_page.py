@@ -42,7 +42,7 @@ def write_page(
     best = best_of(folder, runs)
     sections = {
         "Question": _question(runs),
-        "Results": page.table(leaderboard(runs, sort, most=None)),
+        "Results": page.table(leaderboard(runs, sort, whole=True)),
         "Is the best one better?": _unless_refused(_verdict, runs),
         "Learning curves": page.drawn_curves([run for row in rows(runs) for run in row.runs]),
         "What mattered": _unless_refused(_importance, folder, runs),

@@ -32,11 +32,11 @@ def leaderboard(
     *,
     stale: Collection[Path] = (),
     among: Sequence[FoundRun] | None = None,
-    most: int | None = SHOWN,
+    whole: bool = False,
 ) -> Table:
-    """Return the `most` first of `rows` as a table; `stale` are folders of runs of other code."""
+    """Return the first of `rows` as a table, or all; `stale` are folders of runs of other code."""
     found = rows(runs, sort, among)
-    shown = found[:most]
+    shown = found if whole else found[:SHOWN]
     left_out = len(found) - len(shown)
     head, *below = _lines(shown, objective_name(among or runs), stale)
     table = plain_table(head, left={*head[: len(_keys(shown))], "status"})
