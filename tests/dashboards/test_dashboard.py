@@ -139,8 +139,9 @@ def test_layers_that_are_updated_apart_have_norms(tmp_path: Path) -> None:
     expected = {f"{WEIGHT_NORM}/{layer}" for layer in range(3)}
     expected |= {f"{GRADIENT_NORM}/{layer}" for layer in range(2)}
     assert {*EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]} == expected
-    (found,) = scalars(tmp_path, f"{GRADIENT_NORM}/0")
-    assert found == (3, pytest.approx(9**0.5)), "of three outputs, each of two inputs and a bias"
+    ((step, norm),) = scalars(tmp_path, f"{GRADIENT_NORM}/0")
+    assert step == 3
+    assert norm == pytest.approx(9**0.5), "of three outputs, each of two inputs and a bias"
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

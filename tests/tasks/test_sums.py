@@ -496,6 +496,6 @@ def test_numbers_are_compared_with_those_of_their_place() -> None:
     assert task.loss(outputs.view(2, 3, 2).mT.contiguous().mT, batch)[0] == 0
     rows = Batch(None, outputs.view(2, 6), 2)
     assert task.loss(outputs.view(2, 2, 3).mT.contiguous().mT, rows)[0] == 0, "not contiguous"
-    for shape in ((2, 2, 3), (12,), (2, 1, 5)):
+    for other in ((2, 2, 3), (12,), (2, 1, 5)):
         with pytest.raises(DataError):
-            task.loss(outputs[: math.prod(shape)].view(shape), batch)
+            task.loss(outputs[: math.prod(other)].view(other), batch)

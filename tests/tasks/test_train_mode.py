@@ -12,6 +12,8 @@ import expt
 class Counting(nn.Linear):
     """Puts another tensor in place of its buffer in each forward pass of training."""
 
+    steps: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__(4, 4)
         self.register_buffer("steps", torch.zeros(()))
