@@ -89,6 +89,8 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
+    if asked.html and not asked.of_sweep:
+        raise ConfigError("--html: is about one sweep; name its folder")
     console = Console(stderr=asked.csv == "-")  # stdout is the table's
     is_whole = asked.of_sweep and asked.is_plain
     if asked.optuna or not is_whole:
@@ -265,8 +267,6 @@ def parse(words: Sequence[str]) -> Asked:
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
     asked = parser.parse_args(list(words), Asked())
     asked.folders = asked.folders or [Path("outputs")]
-    if asked.html and not asked.of_sweep:
-        raise ConfigError("--html: is about one sweep; name its folder")
     if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
     others = {name for names in _TAKEN.items() for name in " ".join(names).split()}
