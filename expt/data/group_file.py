@@ -24,11 +24,10 @@ def groups_of(
     """
     pictures = Pictures(root, [*itertools.chain(*parts.values())])
     known = _read(file, pictures)
-    number_of = {group: number for number, group in enumerate(dict.fromkeys(known.values()))}
     every = iter(range(len(pictures.files)))
     found = {
-        part: [number_of.get(known.get(place, ""), -1) for place in itertools.islice(every, len(x))]
-        for part, x in parts.items()
+        part: [known.get(place, -1) for place in itertools.islice(every, len(paths))]
+        for part, paths in parts.items()
     }
     if learns and -1 in (numbers := found.get("train", [])):
         problem = without_line("training", numbers, parts["train"], root)
@@ -43,12 +42,15 @@ def without_line(kind: str, groups: Sequence[int], paths: Sequence[str], root: s
     return f"has no line for {groups.count(-1)} of {len(paths)} {kind} pictures, such as {first}"
 
 
-def _read(file: str, pictures: Pictures) -> dict[int, str]:
-    """Return the group of each picture, by its place."""
+def _read(file: str, pictures: Pictures) -> dict[int, int]:
+    """Return the number of the group of each picture, by its place.
+
+    Lines of other pictures count, too: held out groups stay as they are where files come or go.
+    """
     at = f"dataset.group={file}"
     if not os.path.isfile(file):
         raise ConfigError(f"{at}: there is no such file; give a table of groups")
-    table, found = open_table(Path(file)), dict[int, str]()
+    table, found, numbers = open_table(Path(file)), dict[int, int](), dict[str, int]()
     head = head_of(table)
     others = {name: texts for name, texts in head.items() if name != "group"}
     if (column := pictures.column_in(others)) is None:
@@ -57,10 +59,12 @@ def _read(file: str, pictures: Pictures) -> dict[int, str]:
     for batch in table.batches(columns):
         pairs = zip(*(texts_of(batch.column(name)) for name in columns), strict=True)
         for name, group in pairs:
+            group = group.strip()
+            number = numbers.setdefault(group, len(numbers))
             if (place := pictures.place(name, at)) is None:
                 continue
-            if not group.strip() or found.setdefault(place, group.strip()) != group.strip():
-                groups = "two groups" if group.strip() else "no group"
+            if not group or found.setdefault(place, number) != number:
+                groups = "two groups" if group else "no group"
                 raise DataError(f"{at}: gives {name} {groups}; give it one")
     return found
 

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from expt.data.build import Data
+from expt.data.group_file import groups_of
 from expt.data.indexing import split, split_fold
 from expt.errors import ConfigError, DataError
 from expt.tasks.classification import Config
@@ -227,6 +228,12 @@ def test_the_column_of_groups_is_called_group_or_the_only_other(tmp_path: Path) 
     groups.write_text("\n".join(["group,seen,picture", *rows, "7,1,train/cat/cat0.png"]))
     with pytest.raises(DataError, match=r"gives train/cat/cat0\.png two groups"):
         one.prepare()
+    files = {"train": [str(path) for path in sorted(root.rglob("*.png"))]}
+    groups.write_text("\n".join(["group,seen,picture", *rows]))
+    before = groups_of(str(groups), str(root), files, learns=True)["train"]
+    groups.write_text("\n".join(["group,seen,picture", "3,1,gone.png", *rows]))
+    found = groups_of(str(groups), str(root), files, learns=True)["train"]
+    assert found == [[1, 2, 3, 0][number] for number in before], "as in the lines"
     (root / "train" / "new").mkdir()
     shutil.copy(root / "train/cat/cat0.png", root / "train/new/cat0.png")
     groups.write_text("\n".join(["group,seen,picture", *rows]))
