@@ -53,15 +53,16 @@ class _Run:
     job: Job
     avoided: frozenset[str] = frozenset()
     """GPUs that have failed it."""
+    lock: FolderLock | None = None
     attempt: Attempt | None = None
-    """Its attempt under way, which holds the lock of its folder."""
+    """Its attempt under way."""
     workers: Workers | None = None
 
     def unlock(self) -> None:
         """Let others have the folder."""
-        if self.attempt and self.attempt.lock:
-            self.attempt.lock.release()
-        self.attempt = None
+        if self.lock:
+            self.lock.release()
+        self.lock = self.attempt = None
 
 
 class Pool:
@@ -285,14 +286,14 @@ class Pool:
         try:
             if not job.retries:
                 refuse_changed(request)
-            lock = FolderLock(job.paths, 0.0 if self._waits_for_folders else None)
+            run.lock = FolderLock(job.paths, 0.0 if self._waits_for_folders else None)
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             run.attempt = Attempt(
                 request=dataclasses.replace(request, typed_at=request.typed_at or job.started_at),
                 number=request.next_attempt(),
                 devices=devices,
-                lock=lock,
+                lock=run.lock,
             )
             record = read_result(job.paths)
             if request.may_have_run and has_reached(record, request.until_epoch):

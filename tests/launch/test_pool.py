@@ -30,7 +30,8 @@ from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool, PoolOptions
 from expt.machine import Machine
 from expt.runs import paths, result
 from expt.runs.attempt import Attempt
-from expt.runs.paths import is_held
+from expt.runs.paths import FolderLock, is_held
+from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -481,6 +482,17 @@ def test_record_of_a_run_whose_workers_do_not_start_is_at_its_end(
     world.run(job)
     assert (job.status, read_result(job.paths)["status"]) == (FAILED, FAILED)
     assert read_result(job.paths)["error"] == str(job.error)
+
+
+def test_a_folder_is_free_where_an_attempt_cannot_be_made(world: World, monkeypatch: Patch) -> None:
+    def fail(_: RunRequest) -> int:
+        raise OSError(5, "Input/output error")
+
+    job = world.job("a")
+    monkeypatch.setattr(RunRequest, "next_attempt", fail)
+    world.run(job)
+    assert job.status == FAILED
+    FolderLock(job.paths, 0.0).release()
 
 
 def test_an_earlier_record_stays_where_an_attempt_is_refused(world: World) -> None:
