@@ -37,7 +37,8 @@ class TextRows(Rows):
         if isinstance(samples, Mapping):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
         asks = self.feature.role == "prompt"
-        is_pair = asks and isinstance(samples, tuple) and all(isinstance(x, str) for x in samples)
+        is_pair = asks and isinstance(samples, tuple) and len(samples) == 2
+        is_pair = is_pair and all(isinstance(text, str) for text in samples)
         several = [samples] if is_pair or isinstance(samples, str) else [*samples]
         first = several[0] if several else None
         columns: Sequence[Any] = [several]
