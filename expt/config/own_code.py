@@ -112,7 +112,7 @@ def frozen_in(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the key of each frozen network's weights in nested settings, and their name."""
     if isinstance(node, Mapping) and node.get("_target_") == "expt.Frozen" and "weights" in node:
         yield f"{path}.weights", str(node["weights"])
-    elif isinstance(node, Mapping | list | tuple):
+    if isinstance(node, Mapping | list | tuple):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
             name = f"{path}.{key}".lstrip(".").replace(".kwargs.", ".")
             yield from frozen_in(below, name.removesuffix(".kwargs"))

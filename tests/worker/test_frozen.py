@@ -219,6 +219,25 @@ def test_one_within_a_teacher_counts_too(typed_run: Typed, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_one_that_is_an_argument_of_another_s_model_counts_too(
+    typed_run: Typed, tmp_path: Path
+) -> None:
+    torch.save(
+        {f"layer.{x}": y for x, y in nn.Linear(10, 10).named_parameters()}, tmp_path / "own.pt"
+    )
+    within = "{_target_: own.Both, num_classes: 10, teacher: {_target_: expt.Frozen, weights: RUN}}"
+    both = f"teacher: {{_target_: expt.Frozen, weights: own.pt, model: {within}}}"
+    given = [
+        word.replace("teacher: {_target_: expt.Frozen, weights: RUN}", both) for word in STUDENT
+    ]
+    given = [word.replace("RUN", "teacher") for word in given]
+    student = typed_run("student", *given)
+    shutil.rmtree(tmp_path / "teacher")
+    typed_run("teacher", "model.hidden=[5]", "max_steps=3", *SMALL)
+    assert typed_run("other", *given).result["identity"] != student.result["identity"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", ["Both", "Cyclic"])
 def test_it_may_be_part_of_a_sharded_model(cls: str, typed_run: Typed, tmp_path: Path) -> None:
     torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).state_dict(), tmp_path / "own.pt")
