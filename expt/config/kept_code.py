@@ -63,6 +63,11 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
         if not (trust or os.environ.get(TRUST) == "1"):
             _remove_caches(folder)
+            if cache := next(folder.rglob("__pycache__"), None):
+                raise ConfigError(
+                    f"{cache}: can't be removed, and Python would run it in place of its source;"
+                    f" remove it, or give trust_code=True, or {TRUST}=1 to a command"
+                )
             if not is_signed(folder):
                 raise ConfigError(
                     f"{folder}: holds code that you have not written on this machine, and to load"
@@ -84,10 +89,10 @@ def is_signed(folder: Path) -> bool:
     """Return whether this user has signed these files; who can have no key must own them."""
     if (key := _key()) is None:
         return all(os.lstat(at).st_uid == os.geteuid() for at in (folder, *folder.rglob("*")))
-    signature = _signature(folder, key).encode()
     try:
+        signature = _signature(folder, key).encode()
         return hmac.compare_digest((folder / _SIGNATURE).read_bytes(), signature)
-    except OSError:
+    except OSError:  # a file that another process removes meanwhile, too
         return False
 
 
