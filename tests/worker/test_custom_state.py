@@ -137,14 +137,20 @@ def test_a_parameter_of_a_task_is_reported(train_alone: TrainAlone, capfd: Captu
     assert "task.centre: gets gradients, but no optimizer trains it" in capfd.readouterr().err
 
 
-def test_another_number_of_workers_and_another_task_take_it() -> None:
-    tasks = [Saved(), Saved()]
+def two_on_four_workers(kind: type[Saved]) -> tuple[list[Saved], list[dict[str, Any]]]:
+    """Load the states of two workers, of which one has a state, on four; return both."""
+    tasks = [kind(), kind()]
     tasks[1].steps = 5
     saved = [own_state(task) for task in tasks]
-    found = [Saved() for _ in range(4)]
+    found = [kind() for _ in range(4)]
     for rank, task in enumerate(found):
         load_own_state(task, saved, ALONE.device, rank)
     assert [task.steps for task in found] == [0, 5, 0, 5]
+    return tasks, saved
+
+
+def test_another_number_of_workers_and_another_task_take_it() -> None:
+    tasks, saved = two_on_four_workers(Saved)
     other = Half()
     load_own_state(other, saved, ALONE.device, 1)
     assert other.steps == 0
@@ -165,13 +171,7 @@ class Begins(Saved):
 
 
 def test_each_worker_has_its_own_state_or_none() -> None:
-    tasks = [Begins(), Begins()]
-    tasks[1].steps = 5
-    saved = [own_state(task) for task in tasks]
-    found = [Begins() for _ in range(4)]
-    for rank, task in enumerate(found):
-        load_own_state(task, saved, ALONE.device, rank)
-    assert [task.steps for task in found] == [0, 5, 0, 5]
+    two_on_four_workers(Begins)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -404,6 +404,16 @@ def test_a_model_that_keeps_what_it_has_computed_is_checked() -> None:
     vars(module)["last"] = [module.weight * 2]
     with pytest.raises(ConfigError, match="gives a mean"):
         check(Task(mean), module=module)
+
+
+def test_a_task_that_takes_no_single_sample_trains(capsys: Capture) -> None:
+    """Halves of the batch are of two samples, and of every second sample of one."""
+
+    def of_several(outputs: Tensor, batch: Batch) -> Any:
+        return mean(outputs, batch) if len(outputs) > 1 else 1 / 0
+
+    check(Task(of_several), batch=Batch(torch.randn(4, 6), torch.arange(4), 4))
+    assert "is not the sum of its parts" in capsys.readouterr().err
 
 
 def test_a_count_that_is_a_mean_of_halves_by_chance_trains() -> None:
