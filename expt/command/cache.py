@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from expt.command import terminal
 from expt.command.words import Parser
@@ -21,8 +22,7 @@ def main(words: Sequence[str]) -> int:
     console, found = Console(), cache.entries()
     removed = [entry for entry in found if asked.clear and cache.remove(entry.path)]
     there = [entry for entry in found if entry not in removed]
-    for key, entries in {"datasets": there, "removed": removed}.items():
-        terminal.put(**{key: [{**x._asdict(), "path": str(x.path)} for x in entries]})
+    terminal.put(datasets=_records(there), removed=_records(removed))
     if asked.clear:
         say(console, f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets")
         return 0
@@ -34,6 +34,10 @@ def main(words: Sequence[str]) -> int:
     limit = f"{cache.limit_bytes() / 1e9:g} GB (EXPT_CACHE_GB)"
     say(console, f"{_size(found)} of at most {limit} in {cache.cache_dir()}")
     return 0
+
+
+def _records(entries: Sequence[cache.Entry]) -> list[dict[str, Any]]:
+    return [{**entry._asdict(), "path": str(entry.path)} for entry in entries]
 
 
 def _size(entries: Sequence[cache.Entry]) -> str:

@@ -211,10 +211,9 @@ class Composer:
         return self._kept.bases[choices]
 
     def _kind(self, word: Override) -> _Kind:
-        sets = word.type == OverrideType.CHANGE and word.package is None
-        if sets and not word.is_hydra_override() and isinstance(word.value(), dict):
-            return "value"
-        if sets and not word.is_hydra_override() and not self.is_group(word.key_or_group):
+        changes = word.type == OverrideType.CHANGE and word.package is None
+        may_set = changes and not word.is_hydra_override()
+        if may_set and (isinstance(word.value(), dict) or not self.is_group(word.key_or_group)):
             return "value"
         return "element" if re.search(r"\.\d+(\.|$)", word.key_or_group) else "choice"
 

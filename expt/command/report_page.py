@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import math
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def _unless_refused(section: Callable[..., list[str]], *args: Any) -> list[str]:
     try:
         return section(*args)
     except ConfigError as error:  # too few runs say so
-        return page.paragraph(str(error).partition(": ")[2])
+        return page.paragraph(re.sub(r"^--\w+: ", "", str(error)))
 
 
 def _verdict(runs: Sequence[FoundRun]) -> list[str]:

@@ -151,7 +151,8 @@ class Task(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Load a state that `state_dict` returned on this worker, before a resumed run trains.
 
-        If the run had fewer workers, it is another worker's state.
+        If the run had fewer workers, it is another worker's state. It is empty after an evaluation
+        that began a state where there was none.
         """
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:

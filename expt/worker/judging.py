@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from expt.config.kinds import every_of, metrics_of
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.build import Data
@@ -45,6 +45,8 @@ class Judge:
     observer: Dashboard
     early_stop: EarlyStop
     record: Record
+    every: Mapping[str, int]
+    """The number of evaluations from one to the next of metrics that not all measure."""
     is_at_best: bool = False
     """True while the model has the weights of the best evaluation."""
 
@@ -60,8 +62,8 @@ class Judge:
             self.early_stop.look(history.last, position.step)
         else:
             history.begin_evaluation()
-            every = every_of(self.config.task)
-            rare = [name for name, number in every.items() if history.evaluations % number]
+            every = self.every.items()
+            rare = [name for name, number in every if history.evaluations % number]
             history.forget(tags.metric(name, split) for name in rare)
             within = unchanged(self.learner.task, self.worker.device)
             with contextlib.nullcontext() if self.config.evaluates_epochs else within:
@@ -80,11 +82,11 @@ class Judge:
 
     def _advance_scheduler(self) -> None:
         if self.learner.scheduler_interval == "epoch":
-            every, split = every_of(self.config.task), self.config.eval_split
             better = metrics_of(self.config.task)
-            always = {name: way for name, way in better.items() if every.get(name, 1) == 1}
+            always = {name: way for name, way in better.items() if self.every.get(name, 1) == 1}
+            split = self.config.eval_split or "train"
             schedules.advance_after_evaluation(
-                self.learner.scheduler, self.history.last, always, split or "train"
+                self.learner.scheduler, self.history.last, always, split
             )
 
     @property

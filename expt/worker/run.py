@@ -148,6 +148,7 @@ class Run:
         self.judge = Judge(
             config, self.data, self.learner, position, worker, self.beat,
             self._batch_checks, self.callbacks, self.health, *seen_by, self.early_stop, self.record,
+            self.every,
         )  # fmt: skip
         about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
         if isinstance(self.learner.module, HuggingFace):
