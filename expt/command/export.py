@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     add("--preprocess", action="store_true", help=about)
     add("--adapters", action="store_true", help="write LoRA's adapters alone, for peft")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
-    add("--force", action="store_true", help="overwrite an existing file")
+    add("--force", action="store_true", help="overwrite an existing file; never a folder")
     asked = parser.parse_args(list(words))
     run, which = chosen([str(asked.run)], asked.which, best=None, filters=())[0]
     trained_run(run, which)
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
     if asked.format == "onnx":
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
-    common = {"which": which, "tolerance": asked.tolerance, "force": asked.force}
+    common = {"which": which, "tolerance": asked.tolerance}
     checks = _written(run, file, asked, common)
     terminal.put(exported=str(file.absolute()), checks=checks)
     console = Console()
@@ -84,7 +84,7 @@ def _written(run: Path, file: Path, asked: Any, common: dict[str, Any]) -> dict[
         return published.export(run, file, adapters=asked.adapters, **common)
     from expt.inference import export  # late: it imports torch
 
-    sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
+    sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess, "force": asked.force}
     return export.export(run, file, asked.format, **sizes, **common)
 
 
@@ -93,8 +93,8 @@ def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
     if not file.parent.is_dir() or (file.exists() and file.is_dir() != is_folder):
         what = "folder" if is_folder else "file"
         raise ConfigError(f"--output {file}: name a {what} in a folder that is there")
-    if is_folder and force and any(file.glob("*")) and not any(file.glob("*config.json")):
-        raise ConfigError(f"--output {file}: holds no model, but other files; name another")
-    if file.exists() and not force:
+    if is_folder and file.is_dir() and any(file.iterdir()):  # whose files may be somebody's
+        raise ConfigError(f"{file}: is there already; remove it, or name another by --output")
+    if not is_folder and file.exists() and not force:
         raise ConfigError(f"{file}: is there already; use --force, or --output FILE")
     return file

@@ -33,7 +33,6 @@ def export(
     which: str = "best",
     adapters: bool = False,
     tolerance: float = 1e-4,
-    force: bool = False,
 ) -> dict[str, str]:
     """Write the model of a run to a folder, with its tokenizer and classes; describe it.
 
@@ -53,7 +52,7 @@ def export(
     if adapters and not has_adapters:
         raise ConfigError("--adapters: the run trained all weights; leave it out")
     inputs = _random_inputs(module)
-    with torch.no_grad(), quiet(), _new_folder(folder, force=force) as beside:
+    with torch.no_grad(), quiet(), _new_folder(folder) as beside:
         wanted = module(inputs)
         if adapters:
             _name_base(module, model)
@@ -130,16 +129,21 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
 
 
 @contextlib.contextmanager
-def _new_folder(folder: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a folder that takes its name where the block ends well."""
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    beside.chmod(0o755)
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder that takes its name where the block ends well.
+
+    Raises ConfigError where it can't be made, or another has come there that holds something.
+    """
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        beside.chmod(0o755)
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: {error.strerror}") from error
     try:
         yield beside
-        if force and folder.is_dir():
-            shutil.rmtree(folder)
-        beside.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
+        try:
+            beside.rename(folder)
+        except OSError as error:
+            raise ConfigError(f"--output {folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

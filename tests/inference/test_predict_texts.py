@@ -149,8 +149,8 @@ def test_a_causal_model_says_how_likely_responses_are(
     batch: Any = model.preprocess([(row["asked"], row["said"])])
     pair: Any = model.preprocess((row["asked"], row["said"]))
     assert torch.equal(pair["input_ids"], batch["input_ids"])
-    three = [model.preprocess(each(["w1", "w1 w2", "w2"]))["input_ids"] for each in (list, tuple)]
-    assert torch.equal(*three)
+    three: Any = [model.preprocess(each(["w1", "w1 w2", "w2"])) for each in (list, tuple)]
+    assert torch.equal(three[0]["input_ids"], three[1]["input_ids"])
     prompt: Any = model.preprocess("w1 w2")
     with torch.no_grad():
         chances = model(batch).log_softmax(-1)[0]

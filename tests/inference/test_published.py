@@ -93,9 +93,8 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
     with torch.no_grad():
         for other in (merged, auto.from_pretrained(adapters, num_labels=2)):
             torch.testing.assert_close(other.eval()(**INPUTS).logits, wanted, atol=1e-5, rtol=0)
-    with pytest.raises(ConfigError, match=r"huggingface: is there already; use --force"):
+    with pytest.raises(ConfigError, match=r"huggingface: is there already; remove it, or "):
         exported(run)
-    exported(run, "--force")
     save(tmp_path / "bert", "BertForMaskedLM", seed=1)
     match = r"^model.path=\S*/bert: its files are not those that the run began from, and "
     with pytest.raises(ConfigError, match=match):
@@ -162,10 +161,13 @@ def test_what_does_not_go_with_the_format_is_refused(
         with pytest.raises(ConfigError, match=match):
             command.main([str(folder), "--format", *more])
     (other := tmp_path / "other").mkdir()
-    (other / "thesis.txt").touch()
-    with pytest.raises(ConfigError, match=r"^--output \S*: holds no model, but other files"):
+    own = other / "tsconfig.json"
+    own.touch()
+    with pytest.raises(ConfigError, match=r"^\S*other: is there already; remove it, or "):
         exported(run, "--output", str(other), "--force")
-    assert (other / "thesis.txt").exists()
+    own.unlink()
+    exported(run, "--output", str(other))  # an empty one
+    assert (other / "config.json").exists()
 
 
 @pytest.mark.slow
