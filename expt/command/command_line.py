@@ -103,16 +103,18 @@ def _check_run(given: str | None, settings: Sequence[str], *, resumes: bool) -> 
             raise ConfigError(f"resume=auto: continues in the folder of a run; {fix}")
         return
     paths, word = RunPaths(Path(given)), f"hydra.run.dir={given}"
-    left = (paths.result, paths.metrics, paths.overrides, paths.checkpoints, paths.logs(0).parent)
-    is_there = any(map(Path.exists, left))
-    if is_there and not resumes:
+    is_run, found = paths.holds_run(), paths.found()
+    if found and not (is_run and resumes):
         if is_held(paths):
             raise in_use(word)
+        if not is_run:
+            name = f"{found[0].name}, which a run would take for its own"
+            raise ConfigError(f"{word}: holds {name}; choose another folder")
         raise ConfigError(
             f"{word}: holds a run already; choose another folder, or resume that run with"
             " resume=auto (if it has completed, with a larger epochs)"
         )
-    if resumes and not is_there and _may_become_a_folder(given):
+    if resumes and not is_run and _may_become_a_folder(given):
         begins = f"hydra.run.dir={paths.folder}: holds no run"
         if len(settings) <= 2:
             raise ConfigError(f"{begins} to resume; name the folder of one")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from expt import machine
 from expt.command import terminal
 from expt.command.grammar import about_run
+from expt.config import kept_code
 from expt.config.identity import Identity
 from expt.config.schema import RunConfig
 from expt.dashboards.sending import Sending
@@ -159,7 +160,7 @@ def remove_unused(run_paths: RunPaths) -> None:
     with contextlib.suppress(OSError):  # a disk that is read-only now
         folder = run_paths.folder
         if folder.is_dir() and {*folder.iterdir()} <= unused and not is_held(run_paths):
-            for path in (run_paths.hydra, run_paths.code):
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(run_paths.hydra, ignore_errors=True)
+            kept_code.remove(run_paths.code)
             run_paths.lock.unlink(missing_ok=True)
             remove_empty(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -53,6 +54,15 @@ def keep(config: RunConfig, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
     if new:
         sign(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove what `keep` has copied, and the folder unless it holds other files."""
+    _remove_caches(folder)
+    with contextlib.suppress(OSError):
+        for file in (*folder.glob(f"{PREFIX}*.py"), folder / _SIGNATURE):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:

@@ -75,10 +75,10 @@ class _Place:
     """A file or folder that has the same place below the folder of each run."""
 
     def __init__(self, *names: str) -> None:
-        self._names = names
+        self.names = names
 
     def __get__(self, paths: RunPaths, _: object = None) -> Path:
-        return paths.folder.joinpath(*self._names)
+        return paths.folder.joinpath(*self.names)
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,18 @@ class RunPaths:
         """Return whether the folder holds nothing but the lock and Hydra's files."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
+    def found(self) -> list[Path]:
+        """Return what is there by a name that a run gives to its files, but for hidden ones."""
+        places = (each for each in vars(RunPaths).values() if isinstance(each, _Place))
+        names = {"logs", *(each.names[0] for each in places)}
+        found = [self.folder / name for name in sorted(names) if not name.startswith(".")]
+        return [*filter(Path.exists, found), *self.event_files()]
+
+    def holds_run(self) -> bool:
+        """Return whether there is a record, a number, a checkpoint or a log of a run."""
+        kept = self.result, self.metrics, self.overrides, self.checkpoints
+        return any(map(Path.exists, kept)) or bool(self.attempts())
+
     def holds_only_refusal(self) -> bool:
         """Return whether the folder holds only the record of a run that could not start."""
         known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
@@ -195,8 +207,13 @@ class RunPaths:
 
     def remove_refused(self) -> None:
         """Remove the files of a run in a new folder that was refused before it began."""
-        for folder in (self.logs(0).parent, self.sent, self.code):
+        from expt.config import kept_code  # late: pydantic
+
+        for folder in (*map(self.logs, self.attempts()), self.sent):
             shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there is none, or it holds what is not the run's
+            self.logs(0).parent.rmdir()
+        kept_code.remove(self.code)
         self.result.unlink(missing_ok=True)
         self.clear_records()
 

@@ -169,6 +169,19 @@ def test_a_new_folder_beside_resume_is_only_warned_of(capsys: Capture) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "own", ["code/a.py", "tokenizer/a", "logs/a.txt", "events.out.tfevents.1.me", "trace.json.gz"]
+)
+def test_a_run_begins_in_no_folder_that_holds_files_by_its_names(own: str, tmp_path: Path) -> None:
+    file = tmp_path / "of mine" / own
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for more in ([], ["resume=auto"]):
+        with pytest.raises(ConfigError, match=rf"of mine: holds {own.partition('/')[0]}, which "):
+            settings("seed=1", "epochs=2", "hydra.run.dir=of mine", *more)
+    assert file.exists()
+
+
 def test_of_two_values_of_a_key_the_last_counts(capsys: Capture) -> None:
     settings("-m", "epochs=1", "model=mlp", "seed=0", "+epochs=2", "seed=0")
     told = "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expt.config.own_code import PREFIX
 from expt.errors import ConfigError, FolderInUse
 from expt.runs.overrides import folder_names, run_name
 from expt.runs.paths import (
@@ -62,10 +63,12 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
 def test_a_refused_run_takes_its_own_files_alone(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs(0).mkdir(parents=True)
-    for path in (paths.result, paths.metrics, tmp_path / "notes.txt"):
+    paths.code.mkdir()
+    own = [tmp_path / "notes.txt", paths.code / "notes.py", paths.logs(0).parent / "notes.txt"]
+    for path in (paths.result, paths.metrics, paths.code / f"{PREFIX}0.py", *own):
         path.touch()
     paths.remove_refused()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*own}
 
 
 def test_attempts_are_counted_by_their_logs(tmp_path: Path) -> None:
