@@ -202,9 +202,13 @@ def check_caches(files: Iterable[str | Path]) -> None:
     """
     for file in map(Path, files):
         with contextlib.suppress(OSError, py_compile.PyCompileError, NotImplementedError):
-            if file.suffix == ".py" and not _has_checksum(file) and not sys.dont_write_bytecode:
-                mode = py_compile.PycInvalidationMode.CHECKED_HASH
-                py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
+            if file.suffix != ".py" or _has_checksum(file):
+                continue
+            if sys.dont_write_bytecode:
+                Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+                continue
+            mode = py_compile.PycInvalidationMode.CHECKED_HASH
+            py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
 
 
 def _has_checksum(file: Path) -> bool:

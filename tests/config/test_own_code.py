@@ -452,7 +452,7 @@ def test_no_cache_is_run_in_place_of_signed_code(tmp_path: Path, monkeypatch: Pa
         assert importlib.import_module("expt_main_1").X == 1
         sys.path.remove(str(folder))
         del sys.modules["expt_main_1"]
-    shutil.rmtree(folder / "__pycache__")
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # Python may write none
     (folder / "__pycache__").touch()  # which removing caches leaves
     with pytest.raises(ConfigError, match="__pycache__: can't be removed"):
         kept_code.find_kept(folder)
