@@ -207,8 +207,9 @@ Left = tuple[Exception, int]
         ([1] * 3, dict(enumerate(STUCK)), {}, ["rank 1 of 3: stuck at [6, 9]\n"]),
         ([1] * 3, {0: STUCK[0], 1: STUCK[1], 2: LATE}, {}, ["rank 2 of 3: waited in vain\n"]),
     ],
-    ids=["vanished", "a signal without a name", "others finished", "ended by nccl", "aborted by itself", "an exception of C++",
-         "all ended by nccl", "the least far", "stuck and late"],
+    ids=["vanished", "a signal without a name", "others finished", "ended by nccl",
+         "aborted by itself", "an exception of C++", "all ended by nccl", "the least far",
+         "stuck and late"],
 )  # fmt: skip
 def test_who_is_named(
     codes: list[int | None], errors: dict[int, Left], logs: dict[int, str], told: list[str],
