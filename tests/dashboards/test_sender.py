@@ -20,7 +20,6 @@ from expt.runs.result import Record, read_result
 from tests.dashboards.folders import measure, record, sweep
 from tests.facade import Patch
 
-
 statuses = list[str]()
 """The statuses of the sweep at the ends of its runs."""
 
