@@ -103,8 +103,6 @@ class Sender:
     def __init__(self, name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._name, self._settings = name, settings
         self._runs: dict[Path, _Run] = {}
-        self._seen: dict[Path, str] = {}
-        """The digest of each run's snapshot that is there."""
         self._ended: dict[Path, tuple[int, int]] = {}
         """The stamp of the record of each run that was sent to its end."""
         self._sweeps: dict[Path, _Sent] = {}
@@ -134,15 +132,13 @@ class Sender:
 
     def _send(self, paths: RunPaths, *, last: bool) -> bool:
         at = stamp(paths.result)
-        if not last and self._ended.get(paths.folder) == at:
+        if self._ended.get(paths.folder) == at:
             return False
         found = snapshot(paths, even_lost=last)
         if found is None or not (last or paths.has_trained()):
             return False
         settings = settings_of(found, self._name, self._settings)
         digest = found.digest(checkpoints=settings.checkpoints)
-        if digest == self._seen.get(paths.folder):
-            return False
         run = self._runs.get(paths.folder) or _Run(paths, self._name)
         self._runs[paths.folder] = run
         is_new = run.sent.state.get("sent") != digest
@@ -152,7 +148,6 @@ class Sender:
             run.send(found, run.copy)
             run.sent.state["sent"] = digest
             run.sent.save()
-        self._seen[paths.folder] = digest
         if found.has_ended:
             self._ended[paths.folder] = at
             self._close(paths)

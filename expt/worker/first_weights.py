@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,14 +65,11 @@ def _load_unread(worker: Worker, *, needed: bool) -> bool:
                 found[key] = one.find()
     found = collectives.from_rank_0(found, worker.device)
     for key, (record, file) in found.items():
-        content = read_together(file, worker, functools.partial(_content, mine[key][0], file))
+        one, *_ = mine[key]
+        content = read_together(file, worker, lambda _, one=one, file=file: one.content(file))
         for one in mine[key]:
             one.place(record, content, worker.device)
     return bool(found)
-
-
-def _content(one: frozen.Frozen, file: Path, _: object) -> Any:
-    return one.content(file)
 
 
 def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
