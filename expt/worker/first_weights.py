@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,7 @@ def _load_unread(worker: Worker, *, needed: bool) -> bool:
                 found[key] = one.find()
     found = collectives.from_rank_0(found, worker.device)
     for key, (record, file) in found.items():
-        one, *_ = mine[key]
-        content = read_together(file, worker, lambda _, one=one, file=file: one.content(file))
+        content = read_together(file, worker, functools.partial(mine[key][0].content, file))
         for one in mine[key]:
             one.place(record, content, worker.device)
     return bool(found)
