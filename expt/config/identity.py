@@ -91,8 +91,7 @@ def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> di
     for key in settings:
         short = key.removesuffix(".name")
         found[short] = f"{short}={typed(before.get(key))} there, {typed(here.get(key))} here"
-    other = "began from another checkpoint, or was trained by another version of expt"
-    return found or {"its beginning": f"it {other}"}
+    return found or {"its beginning": "it has another beginning, or is of another version of expt"}
 
 
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:
