@@ -82,7 +82,8 @@ class _Run:
             self._reader = MetricsReader(self._paths)
         copy.add([*with_epochs(self._reader.read())], time.time())
         if found.has_ended:
-            records = found.sweep.glob("*/result.json") if found.sweep else ()
+            file = found.paths.result.name
+            records = found.sweep.glob(f"*/{file}") if found.sweep else ()
             others = {_status(record, stamp(record)) for record in records}
             status = COMPLETED if others <= {COMPLETED} else FAILED
             self.copy = None  # there is nothing to leave
@@ -173,7 +174,7 @@ class Sender:
 
 @functools.cache
 def _status(record: Path, at: tuple[int, int]) -> str | None:
-    """Return the status in result.json, which has the stamp `at`."""
+    """Return the status in a run's record, which has the stamp `at`."""
     return read_result(RunPaths(record.parent)).get("status")
 
 

@@ -89,7 +89,7 @@ def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 def gathered_in_groups(worker: Worker) -> list[int]:
-    groups = [dist.new_group([0, 2]), dist.new_group([1])]
+    groups: list[Any] = [dist.new_group([0, 2]), dist.new_group([1])]
     return collectives.gather_across_workers(worker.rank, groups[worker.rank % 2])
 
 
