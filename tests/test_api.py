@@ -206,8 +206,10 @@ import net
 small = dict(epochs=1, world_size=1, tensorboard={"images": False})
 import torch
 torch.set_float32_matmul_precision("medium")
+torch.use_deterministic_algorithms(True, warn_only=True)
 drawn = torch.get_rng_state()
-expt.run(small, model=net.Net, debug=True, folder="a", quiet=True)
+expt.run(small, model=net.Net, debug=True, deterministic=True, folder="a", quiet=True)
+assert torch.get_deterministic_debug_mode() == 1
 assert torch.equal(torch.get_rng_state(), drawn)
 assert torch.get_float32_matmul_precision() == "medium"
 assert pickle.loads(pickle.dumps(net.Net)) is net.Net is sys.modules["net"].Net

@@ -57,10 +57,10 @@ def read(
     given = last_value(settings, f"hydra.{'sweep' if options.sweep else 'run'}.dir")
     resumes = last_value(settings, "resume") == "auto"
     if begins:
-        if options.sweep:
-            _check_sweep(given, resumes=resumes)
-        else:
+        if not options.sweep:
             _check_run(given, settings, resumes=resumes)
+        elif given and resumes and not is_sweep(Path(given)) and _may_become_a_folder(given):
+            warn(f"hydra.sweep.dir={Path(given)}: holds no sweep; a new sweep begins there")
     earlier = RunPaths(Path(given)) if resumes and given is not None else None
     own = list[str]()
     if earlier and not options.sweep and earlier.overrides.exists():
@@ -119,12 +119,6 @@ def _check_run(given: str | None, settings: Sequence[str], *, resumes: bool) -> 
         if len(settings) <= 2:
             raise ConfigError(f"{begins} to resume; name the folder of one")
         warn(f"{begins}; a new run begins there")
-
-
-def _check_sweep(given: str | None, *, resumes: bool) -> None:
-    """Warn if there is no sweep to resume."""
-    if given is not None and resumes and not is_sweep(Path(given)) and _may_become_a_folder(given):
-        warn(f"hydra.sweep.dir={Path(given)}: holds no sweep; a new sweep begins there")
 
 
 def _may_become_a_folder(given: str) -> bool:

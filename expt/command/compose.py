@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_writ
 
 from expt.command.conf_files import refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.hydra_part import COMPOSING, place, resolving, typed_in
+from expt.command.hydra_part import COMPOSING, environment_of, place, resolving, typed_in
 from expt.command.mistakes import (
     as_config_error,
     list_on,
@@ -145,11 +145,11 @@ class Composer:
                 )
         return self._kept.options[group]
 
-    @property
-    def has_environment(self) -> bool:
-        """True if `hydra.job.env_set` names variables for workers."""
+    def environment(self, words: Sequence[str]) -> dict[str, str]:
+        """Return the variables that `hydra.job.env_set` gives to a run's workers."""
         with lock:
-            return any(base.has_environment for base in self._kept.bases.values())
+            has_any = any(base.has_environment for base in self._kept.bases.values())
+            return environment_of(self.compose(words)) if has_any else {}
 
     def is_group(self, key: str) -> bool:
         """Return whether `key` chooses a YAML file."""

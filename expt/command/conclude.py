@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from expt.command import terminal
+from expt.command.words import options_of
 from expt.config.identity import REPEATED
 from expt.config.keys import flat
 from expt.config.own_code import is_of_main, targets
-from expt.errors import counted, warn
+from expt.errors import ConfigError, counted, warn
 from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
@@ -31,9 +32,6 @@ from expt.runs.view.text import (
     sweep_command,
 )
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search, ranked_in, search_in
-
-_OF_SWEEPS = {"-m", "--multirun", "-q", "--quiet", "--json"}
-"""Options of a sweep's command that are not those of one run."""
 
 
 def conclude(
@@ -210,9 +208,10 @@ def again(run: FoundRun, repeated: Sequence[FoundRun] = ()) -> str:
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run.folder)])
     # The words of a script are its own.
     words = words_after_expt(run.record.get("command", "")) or []
-    kept = [word for word in words if word not in _OF_SWEEPS]
-    # Options such as --config-dir DIR stay; all settings are the run's own.
-    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
+    kept = list[str]()
+    with contextlib.suppress(ConfigError):  # of another command
+        if folder := options_of([word for word in words if word != "--json"]).config_dir:
+            kept = ["--config-dir", folder]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.record.get("arguments", ()) if not is_resume_auto(word)]
     if len(repeated) > 1:

@@ -333,15 +333,14 @@ class Grid:
         Raises ConfigError for values that no run of the grid can have; that two of them do not fit
         is said when their run's turn comes.
         """
-        composer = self._composer
         first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
         axes = (each.key_or_group for each, _ in self._axes)
-        several = {key for key in axes if composer.is_group(key)}
+        several = {key for key in axes if self._composer.is_group(key)}
         sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
         for at, values in enumerate(self._lists):
             override = parse_one(values[0])
             above, dot, _ = override.key_or_group.partition(".")
-            if len(values) > 1 and composer.is_group(override.key_or_group):
+            if len(values) > 1 and self._composer.is_group(override.key_or_group):
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
             elif len(values) > 1 and not (dot and (above in several or sets_any)):

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from expt.command.command_line import Parents
 from expt.command.compose import Composer
 from expt.command.grammar import about_run, parse_one
-from expt.command.hydra_part import environment_of, hydra_files, place
+from expt.command.hydra_part import hydra_files, place
 from expt.config import kept_code, own_code
 from expt.config.constraints import kind, plain, typed
 from expt.config.identity import LENGTH, Content, Identity, digest
@@ -163,26 +163,32 @@ class SweepFolder:
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""
-        asked, wanted, error = _asked(words), None, None
+        asked, place = _asked(words), self.folder / name
+        identity, request, error = None, None, None
         try:
-            wanted = self._wanted(words, number, self.folder / name)
+            settings = self._composer.settings(words, sweep=True, folder=place, number=number)
+            config = parse(settings, self._machine)
+            if config.debug:
+                raise ConfigError("debug=true: is for one run, in this process; leave out -m")
+            identity = self.identity_of(config)
         except ConfigError as problem:
             error = problem
-        key = wanted["identity"].digest if wanted else asked
+        key = identity.digest if identity else asked
         if key in self._jobs:
             return self._jobs[key]
         known = self._known.get(key) or self._known.get(asked)
-        if wanted is None:  # its data cannot be looked at now, maybe
+        if identity is None:  # its data cannot be looked at now, maybe
             known = known or self._by_words.get(asked)
-        paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
-        if wanted is not None:
-            config = wanted["config"]
-            shorter = self._shorter(config, wanted["identity"]) if known is None else None
+        paths = known or RunPaths(self.folder / self._unused(name, key))
+        if identity is not None:
+            shorter = self._shorter(config, identity) if known is None else None
             request = RunRequest(
-                **wanted,
+                config=config,
+                settings=settings,
+                identity=identity,
                 paths=paths,
                 about={**about_run(paths.folder.name, words, config), **more},
-                env=self._environment(words),
+                env=self._composer.environment(words),
                 may_have_run=True,
                 shorter=shorter.folder if shorter else None,
             )
@@ -193,19 +199,6 @@ class SweepFolder:
             else:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is trained again")
         return job
-
-    def _wanted(self, words: Sequence[str], number: int, place: Path) -> dict[str, Any]:
-        """Return the settings and the identity of a run's request."""
-        settings = self._composer.settings(words, sweep=True, folder=place, number=number)
-        config = parse(settings, self._machine)
-        if config.debug:
-            raise ConfigError("debug=true: is for one run, in this process; leave out -m")
-        return {"config": config, "settings": settings, "identity": self.identity_of(config)}
-
-    def _environment(self, words: Sequence[str]) -> dict[str, str]:
-        if not self._composer.has_environment:
-            return {}
-        return environment_of(self._composer.compose(words))
 
     def _unused(self, name: str, key: str) -> str:
         with_key = f"{name},{key.removeprefix(ASKED)}"

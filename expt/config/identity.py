@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from expt.config import keys, secrets
 from expt.config.constraints import plain, typed
 from expt.config.keys import flat
-from expt.config.own_code import frozen_in
+from expt.config.own_code import changed, frozen_in
 from expt.config.schema import RunConfig
 
 VERSION = 3
@@ -77,19 +77,21 @@ def changed_parts(then: Content, now: Content) -> list[str]:
 def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> dict[str, str]:
     """Return how the run of a record differs from one of these settings: data and choices first.
 
-    Each key is a setting, or "its data", "its code", ..., and the text has both values.
+    Each key is a setting, or its part of the content, and the text has both values.
     """
     before, here = flat(then.get("config", {})), flat(shown(config))
     settings = keys.differing(before, here, "result")
     settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
-    found = dict[str, str]()
+    parts = changed_parts(then.get("content", Content()), now.content)
+    if next(iter(settings), "").startswith("dataset."):  # which would give other data
+        parts.clear()
+    elif not (settings or parts) and changed(then):
+        parts.append("code")
+    found = {f"its {PARTS[part]}": f"its {PARTS[part]} changed since" for part in parts}
     for key in settings:
         short = key.removesuffix(".name")
         found[short] = f"{short}={typed(before.get(key))} there, {typed(here.get(key))} here"
-    if not next(iter(settings), "").startswith("dataset."):  # which would give other data
-        parts = changed_parts(then.get("content", Content()), now.content)
-        found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}
-    return found or {"its code": "its code has changed since"}
+    return found or {"its beginning": "it has another beginning, or is of another version of expt"}
 
 
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:

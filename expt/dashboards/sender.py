@@ -7,6 +7,7 @@ expt.dashboards.sending. `expt send` uses the same `Sender` afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ from expt.dashboards.sending import AT, LEFT
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.dashboards.trackers import Copy, Tracker, in_a_line
 from expt.errors import warn
+from expt.runs.checkpoint_file import stamp
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
@@ -80,8 +82,9 @@ class _Run:
             self._reader = MetricsReader(self._paths)
         copy.add([*with_epochs(self._reader.read())], time.time())
         if found.has_ended:
-            runs = runs_in(found.sweep) if found.sweep else []
-            others = {read_result(paths).get("status") for paths in runs}
+            file = found.paths.result.name
+            records = found.sweep.glob(f"*/{file}") if found.sweep else ()
+            others = {_status(record, stamp(record)) for record in records}
             status = COMPLETED if others <= {COMPLETED} else FAILED
             self.copy = None  # there is nothing to leave
             copy.end(found, RUNNING if RUNNING in others else status)
@@ -101,8 +104,8 @@ class Sender:
     def __init__(self, name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._name, self._settings = name, settings
         self._runs: dict[Path, _Run] = {}
-        self._seen: dict[Path, str] = {}
-        """The digest of each run's snapshot that is there."""
+        self._ended: dict[Path, tuple[int, int]] = {}
+        """The stamp of the record of each run that was sent to its end."""
         self._sweeps: dict[Path, _Sent] = {}
         self.num_sent = 0
         self.addresses: dict[str, None] = {}
@@ -129,13 +132,14 @@ class Sender:
             raise failed
 
     def _send(self, paths: RunPaths, *, last: bool) -> bool:
+        at = stamp(paths.result)
+        if self._ended.get(paths.folder) == at:
+            return False
         found = snapshot(paths, even_lost=last)
         if found is None or not (last or paths.has_trained()):
             return False
         settings = settings_of(found, self._name, self._settings)
         digest = found.digest(checkpoints=settings.checkpoints)
-        if digest == self._seen.get(paths.folder):
-            return False
         run = self._runs.get(paths.folder) or _Run(paths, self._name)
         self._runs[paths.folder] = run
         is_new = run.sent.state.get("sent") != digest
@@ -145,8 +149,8 @@ class Sender:
             run.send(found, run.copy)
             run.sent.state["sent"] = digest
             run.sent.save()
-        self._seen[paths.folder] = digest
         if found.has_ended:
+            self._ended[paths.folder] = at
             self._close(paths)
         return is_new
 
@@ -166,6 +170,12 @@ class Sender:
                 stack.callback(sweep.close)
             for run in self._runs.values():
                 stack.callback(run.close)
+
+
+@functools.cache
+def _status(record: Path, at: tuple[int, int]) -> str | None:
+    """Return the status in a run's record, which has the stamp `at`."""
+    return read_result(RunPaths(record.parent)).get("status")
 
 
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Tracker:

@@ -66,7 +66,7 @@ class Frozen:
             raise ConfigError(f"weights={self.weights}: is of no run; give its `model`, a _target_")
         return located(run, file.stem)
 
-    def content(self, file: Path) -> Any:
+    def content(self, file: Path, _: object = None) -> Any:
         """Return the content of a file of its weights."""
         return read(file) if self.model is None else read_weights(file, self.weights)
 

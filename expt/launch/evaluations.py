@@ -12,7 +12,6 @@ from expt import machine
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted
 from expt.launch.job import Job, Observer
 from expt.launch.pool import Pool, PoolOptions
-from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED
 from expt.runs.view.progress import Printed, show_printed
@@ -37,17 +36,12 @@ def evaluate_all(requests: Sequence[RunRequest], console: Console) -> list[ExptE
             if job.status != COMPLETED and (
                 job.error is None or isinstance(job.error, ConfigError | Interrupted)
             ):
-                _remove(job.paths)
+                shutil.rmtree(job.paths.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # others are left in the folder around it
+                    job.paths.folder.parent.rmdir()
     if len(jobs) == 1 and jobs[0].error:
         raise jobs[0].error
     return [job.error for job in jobs if job.error]
-
-
-def _remove(paths: RunPaths) -> None:
-    """Remove the folder of an evaluation, and with the last one the folder around it."""
-    shutil.rmtree(paths.folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        paths.folder.parent.rmdir()
 
 
 class _Shown(Observer):

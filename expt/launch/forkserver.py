@@ -213,12 +213,18 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
             message, descriptors, *_ = socket.recv_fds(control, 1, 1)
             if not message:
                 os._exit(0)
+            if not descriptors:  # too many are open, and the kernel has closed it
+                continue
             line = Connection(descriptors[0])
             try:
-                pid = os.fork()
+                room = os.dup(line.fileno())  # for the descriptor of the process
+                try:
+                    pid = os.fork()
+                finally:
+                    os.close(room)
             except OSError as error:  # a limit, which is no reason to end all others
                 with line, contextlib.suppress(OSError):
-                    why = f"{error.strerror}; a limit of processes (ulimit -u), or of memory"
+                    why = f"{error.strerror}; a limit (ulimit -u, ulimit -n), or of memory"
                     line.send(("raised", RunFailed(f"no process can be started: {why}")))
                 continue
             if pid == 0:

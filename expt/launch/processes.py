@@ -143,6 +143,8 @@ def start(work: Work) -> Process:
         except OSError:  # it was killed in between
             process.close()
             process.refuse_failed()
+    if not server.is_gone:
+        raise RunFailed("no process can be started: too many open files (ulimit -n)")
     raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
 
 

@@ -278,7 +278,8 @@ class Aftermath:
             return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
         if -code == signal.SIGKILL:
             hint = " (out of memory?)"
-        return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
+        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        return Killed(f"{who} was killed by {name}{hint}\n{log}")
 
     def _names(self, rank: int) -> tuple[str, str]:
         """Return a worker's rank and its log, in words."""
@@ -307,7 +308,8 @@ class Aftermath:
 
     def _disk(self, rank: int) -> str:
         folder = self._paths.folder
-        free = shutil.disk_usage(folder if folder.is_dir() else folder.absolute().parent).free
+        there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+        free = shutil.disk_usage(there).free
         if free < NO_SPACE_BYTES:
             return f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
         if self._stderr(rank).exists():

@@ -122,8 +122,8 @@ def hardware() -> dict[str, Any]:
 def command() -> str:
     """Return the typed command, for a shell."""
     path = Path(sys.argv[0])
-    program = f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
-    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+    program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def program() -> str:

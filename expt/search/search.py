@@ -55,9 +55,9 @@ class Search(Iterator[Job | None]):
         folder: Path,
         settings: Settings,
         reader: Reader,
-        rungs: Rungs | None = None,
-        budget: Budget | None = None,
-        nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values,
+        rungs: Rungs | None,
+        budget: Budget | None,
+        nearest: Callable[[Values, Sequence[Values]], Values],
     ) -> None:
         """Take a function to the `nearest` values that a run can have, and that are not tried."""
         self.trials = Trials(folder, reader)
@@ -81,9 +81,9 @@ class Search(Iterator[Job | None]):
         self,
         make: Callable[[int, Values], Job | None],
         *,
-        has_room: Callable[[], bool] | None = None,
-        finish: Callable[[str], None] = lambda _: None,
-        batch: int | None = None,
+        has_room: Callable[[], bool],
+        finish: Callable[[str], None],
+        batch: int | None,
     ) -> None:
         """Yield jobs from now on.
 
@@ -91,8 +91,7 @@ class Search(Iterator[Job | None]):
         earlier trial. With `batch`, that many jobs come together, and the next when all have ended;
         else one comes whenever there is room. `finish` ends the running jobs.
         """
-        self._make, self._finish, self._batch = make, finish, batch
-        self._has_room = has_room or (lambda: True)
+        self._make, self._has_room, self._finish, self._batch = make, has_room, finish, batch
 
     def __next__(self) -> Job | None:
         if self.has_spent_all():

@@ -174,7 +174,7 @@ def stack_across_workers(
     """Return every worker's `values` [N], by rank [world_size, N], on every worker."""
     if not dist.is_initialized():
         return values[None]
-    everyones = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    everyones = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyones, values, group)
     return torch.stack(everyones)
 

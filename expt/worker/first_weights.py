@@ -66,14 +66,10 @@ def _load_unread(worker: Worker, *, needed: bool) -> bool:
                 found[key] = one.find()
     found = collectives.from_rank_0(found, worker.device)
     for key, (record, file) in found.items():
-        content = read_together(file, worker, functools.partial(_content, mine[key][0], file))
+        content = read_together(file, worker, functools.partial(mine[key][0].content, file))
         for one in mine[key]:
             one.place(record, content, worker.device)
     return bool(found)
-
-
-def _content(one: frozen.Frozen, file: Path, _: object) -> Any:
-    return one.content(file)
 
 
 def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:

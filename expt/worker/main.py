@@ -145,13 +145,15 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
 
 @contextlib.contextmanager
 def torch_kept(device: torch.device) -> Iterator[None]:
-    """Restore random numbers, threads and precision after the body, in a caller's process."""
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    """Restore torch's state and random numbers after the body, in a caller's process."""
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         with random_state.kept(device), precision_kept():
             yield
     finally:
         torch.set_num_threads(threads)
-        if deterministic != torch.are_deterministic_algorithms_enabled():
-            torch.use_deterministic_algorithms(deterministic)
+        if device.type == "cuda":
+            torch.cuda.set_device(gpu)
+        if deterministic != torch.get_deterministic_debug_mode():
+            torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == 1)

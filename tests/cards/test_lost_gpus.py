@@ -361,6 +361,19 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
     assert "1 worker on GPU 2" in done.stdout
 
 
+NOTEBOOK = """
+import expt, torch
+expt.run("gpus=[1]", "debug=true", "max_steps=1", "tensorboard.images=false", quiet=True)
+print(torch.cuda.current_device())
+"""
+
+
+def test_a_debugged_run_leaves_a_notebook_its_card(cards: Cards, tmp_path: Path) -> None:
+    cards()
+    done = python(NOTEBOOK, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_cards_unknown_to_nvml_are_used_without_energy(cards: Cards, tmp_path: Path) -> None:
     """As AMD's: torch's CUDA is there, and no NVML."""

@@ -303,7 +303,7 @@ def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture
     assert said("task=regression").startswith("objective=accuracy/val there")
     assert said("dataset.train_limit=20").startswith("dataset.train_limit=")
     table.write_text(table.read_text() + "3,0\n")
-    assert said("epochs=2") == "its data has changed since"
+    assert said("epochs=2") == "its dataset's files changed since"
 
 
 def test_a_warm_start_of_the_other_direction_says_so(

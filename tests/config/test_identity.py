@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from expt.config import own_code
 from expt.config.constraints import Target, typed
 from expt.config.identity import (
     REPEATED,
@@ -374,8 +375,27 @@ def test_an_interpolation_of_another_setting_repeats_nothing() -> None:
     assert identity(both[0], but=REPEATED) != identity(both[1], but=REPEATED)
 
 
-def test_other_files_of_a_frozen_network_are_a_difference() -> None:
-    asked = config()
-    then = {"config": shown(asked), "content": {"data": "1", "frozen": "1"}}
-    now = Identity.of(asked, {"data": "1", "frozen": "2"})
-    assert differences(then, asked, now) == {"its frozen": "its frozen has changed since"}
+NET = "class Net:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "named"),
+    [
+        ({"frozen": "1"}, {"frozen": "2"}, NET, "its frozen networks"),
+        ({"data": "1", "base": None}, {"data": "2"}, NET, "its dataset's files"),
+        ({"fork": "a@1"}, {"fork": "b@1"}, NET, "its beginning"),
+        ({}, {}, NET, "its beginning"),
+        ({}, {}, NET + "#", "its own source"),
+    ],
+    ids=["frozen", "data", "a fork", "nothing known", "code"],
+)
+def test_of_runs_with_equal_settings_that_is_named_which_differs(
+    before: Content, after: Content, code: str, named: str, tmp_path: Path
+) -> None:
+    asked, file = config(), tmp_path / "no_module.py"
+    file.write_text(NET)
+    imported = {"no_module": {"file": str(file), "hash": own_code.hash_now(str(file))}}
+    file.write_text(code)
+    then = {"config": shown(asked), "content": before, "imported": imported}
+    (found,) = differences(then, asked, Identity.of(asked, after))
+    assert found == named

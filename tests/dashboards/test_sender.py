@@ -9,12 +9,19 @@ from pydantic.dataclasses import dataclass
 
 from expt import registry
 from expt.config.constraints import STRICT
-from expt.dashboards.sender import Sender
+from expt.dashboards import sender as module
+from expt.dashboards import snapshot
+from expt.dashboards.sender import Sender, runs_in
 from expt.dashboards.snapshot import Snapshot
 from expt.dashboards.trackers import Copy, Tracker
 from expt.runs.metrics_file import Point
-from tests.dashboards.folders import measure, record
+from expt.runs.paths import RunPaths
+from expt.runs.result import Record, read_result
+from tests.dashboards.folders import measure, record, sweep
 from tests.facade import Patch
+
+statuses = list[str]()
+"""The statuses of the sweep at the ends of its runs."""
 
 
 @pytest.fixture
@@ -35,6 +42,7 @@ def done(monkeypatch: Patch) -> list[str]:
 
         def end(self, run: Snapshot, sweep_status: str) -> None:
             calls.append("ended")
+            statuses.append(sweep_status)
 
         def leave(self) -> None:
             calls.append("left")
@@ -65,3 +73,37 @@ def test_a_copy_is_left_before_another_is_made_after_an_error(
     sender.send([paths], last=True)
     sender.end()
     assert done[5:] == ["added", "ended"], "it is not left, too"
+
+
+def test_records_are_read_a_few_times_however_many_runs_a_sweep_has(
+    done: list[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder, reads = sweep(tmp_path / "sweep"), list[RunPaths]()
+    runs = [record(folder / f"seed={seed}", status="completed") for seed in range(20)]
+    for each in runs:
+        measure(each, 1)
+
+    def read(paths: RunPaths) -> Record:
+        reads.append(paths)
+        return read_result(paths)
+
+    for reader in (module, snapshot):
+        monkeypatch.setattr(reader, "read_result", read)
+    done.append("added")  # no point is refused
+    sender = Sender("noted")
+    statuses.clear()
+    sender.send(runs_in(folder))
+    assert {*statuses} == {"completed"}
+    assert len(reads) <= 3 * len(runs)
+    reads.clear()
+    sender.send(runs_in(folder))
+    assert not reads, "nothing has changed"
+    record(runs[3].folder)
+    sender.send(runs_in(folder))
+    record(runs[4].folder, status="completed", steps=7)
+    sender.send(runs_in(folder))
+    assert statuses[-1] == "running", "one has begun again"
+    record(runs[3].folder, status="failed")
+    sender.send(runs_in(folder))
+    sender.end()
+    assert statuses[-1] == "failed"

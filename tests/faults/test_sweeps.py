@@ -292,7 +292,7 @@ def test_refused_sweep_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> Non
 
 
 @pytest.mark.parametrize(
-    "during", ["expt.command.command_line._check_sweep", "expt.command.sweep.wrong_values"]
+    "during", ["expt.command.command_line.check_repeated", "expt.command.sweep.wrong_values"]
 )
 def test_ctrl_c_before_the_first_run(during: str, tmp_path: Path, monkeypatch: Patch) -> None:
     def press(*_: object, **__: object) -> None:

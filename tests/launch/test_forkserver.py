@@ -228,6 +228,28 @@ def test_one_that_cannot_be_forked_fails_alone(tmp_path: Path) -> None:
     assert python(code, tmp_path) == ["True", "[3.0] None"]
 
 
+@pytest.mark.parametrize("free", [9, 10])
+def test_one_without_room_for_open_files_fails_alone(free: int, tmp_path: Path) -> None:
+    code = f"""
+        import resource
+        forkserver.warm()
+        first = processes.call_each("os:getppid", [()])[0]
+        limit = len(os.listdir(f"/proc/{{first}}/fd")) + {free}
+        _, most = resource.prlimit(first, resource.RLIMIT_NOFILE)
+        resource.prlimit(first, resource.RLIMIT_NOFILE, (limit, most))
+        sleepers = []
+        try:
+            while len(sleepers) < 10:
+                sleepers.append(start("time:sleep", 60))
+        except RunFailed as error:
+            print("ulimit -n" in str(error))
+        print({{each.exitcode for each in sleepers}}, len(sleepers) > 2)
+        processes.end(sleepers[:1], signal.SIGKILL, 0)
+        print(processes.call_each("os:getppid", [()]) == [first])
+    """
+    assert python(code, tmp_path) == ["True", "{None} True", "True"]
+
+
 def test_a_driver_may_ignore_its_children_and_have_many_files_open(tmp_path: Path) -> None:
     code = """
         import resource

@@ -198,6 +198,7 @@ Left = tuple[Exception, int]
     ("codes", "errors", "logs", "told"),
     [
         ([1, KILLED, None], {0: OWN}, {}, ["rank 1 of 3 was killed by SIGKILL"]),
+        ([-35], {}, {}, ["rank 0 of 1 was killed by signal 35\n"]),
         ([FINISHED, 1], {1: OWN}, {}, ["rank 1 of 2 raised"]),
         ([ABORTED, 1], {1: OWN}, {0: NCCL_LOST}, ["rank 1 of 2 raised", "ValueError: its own"]),
         ([ABORTED, 1], {1: OWN}, {0: "free(): invalid"}, ["rank 0 of 2 was killed by SIGABRT"]),
@@ -206,8 +207,9 @@ Left = tuple[Exception, int]
         ([1] * 3, dict(enumerate(STUCK)), {}, ["rank 1 of 3: stuck at [6, 9]\n"]),
         ([1] * 3, {0: STUCK[0], 1: STUCK[1], 2: LATE}, {}, ["rank 2 of 3: waited in vain\n"]),
     ],
-    ids=["vanished", "others finished", "ended by nccl", "aborted by itself", "an exception of C++",
-         "all ended by nccl", "the least far", "stuck and late"],
+    ids=["vanished", "a signal without a name", "others finished", "ended by nccl",
+         "aborted by itself", "an exception of C++", "all ended by nccl", "the least far",
+         "stuck and late"],
 )  # fmt: skip
 def test_who_is_named(
     codes: list[int | None], errors: dict[int, Left], logs: dict[int, str], told: list[str],
@@ -242,6 +244,11 @@ def test_whether_someone_waited_in_vain(
     if raised:
         leave_error(paths, 0, raised, 10)
     assert Aftermath(paths, 0, [code, None]).timed_out() is expected
+
+
+def test_a_folder_that_is_gone_with_those_around_it_is_named(tmp_path: Path) -> None:
+    after = Aftermath(RunPaths(tmp_path / "sweeps" / "mine" / "seed=1"), 0, [1])
+    assert "seed=1 was renamed or removed" in str(after.in_words(60))
 
 
 def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from expt.runs import provenance
+from expt.runs.overrides import words_after_expt
 from tests.facade import Capture, Patch
 
 
@@ -29,6 +30,21 @@ def repository(tmp_path: Path) -> Path:
     git(tmp_path, "commit", "-qm", "a")
     (tmp_path / "net.py").write_text("width = 2\n")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["/a/bob's runs.py", "a b", "$c"], None),
+        (["/a/expt/__main__.py", "-m", "model='it''s'"], ["-m", "model='it''s'"]),
+        (["/bin/expt", "--config-dir", "a=b", "-x y"], ["--config-dir", "a=b", "-x y"]),
+    ],
+)
+def test_a_command_is_read_as_it_was_typed(
+    typed: list[str], words: list[str] | None, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(sys, "argv", typed)
+    assert words_after_expt(provenance.command()) == words
 
 
 def test_what_was_changed_since_the_commit(repository: Path, monkeypatch: Patch) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import random
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)
 ACCURACY = Goal("accuracy/val", highest=True)
 
 
+Make = Callable[[int, Values], Job | None]
+
+
+def as_they_are(values: Values, tried: Sequence[Values]) -> Values:
+    return values
+
+
 class Folder:
     """A search's folder, whose runs end when a test says so."""
 
@@ -52,10 +59,12 @@ class Folder:
         budget = more.pop("budget", None)
         rungs = more.pop("rungs", None)
         reader = Reader(space=space, goals=[ACCURACY], limits=[LIMIT], **more)
-        found = Search(self.folder, self.settings, reader, rungs, budget)
-        has_room = (lambda: self.room) if batch is None else None
-        found.begin(self.make, has_room=has_room, finish=self.finished.append, batch=batch)
+        found = Search(self.folder, self.settings, reader, rungs, budget, as_they_are)
+        self.begin(found, self.make, batch)
         return found
+
+    def begin(self, search: Search, make: Make, batch: int | None = None) -> None:
+        search.begin(make, has_room=lambda: self.room, finish=self.finished.append, batch=batch)
 
     def make(self, number: int, values: Values) -> Job:
         asked = request(self.folder / f"{number}")
@@ -193,7 +202,7 @@ def test_a_trial_that_is_the_run_of_another_counts(folder: Folder) -> None:
         numbers.append(number)
         return None if number in (1, 2) else folder.make(number, values)
 
-    search.begin(make)
+    folder.begin(search, make)
     assert taken(search, 2) == ["0", "3"]
     assert (search.count, numbers) == (4, [0, 1, 2, 3])
 
@@ -279,8 +288,9 @@ class Machine:
         self.settings = Settings(**{"name": "tpe", "rungs": "asha", "runs": 12, **settings})
         kinds = {"asha": Halving([1, 3], 3), "median": Median(range(1, EPOCHS)), None: None}
         reader = Reader(space=SPACE, goals=[LOSS])
-        self.search = Search(folder, self.settings, reader, kinds[self.settings.rungs])
-        self.search.begin(self._make)
+        rungs = kinds[self.settings.rungs]
+        self.search = Search(folder, self.settings, reader, rungs, None, as_they_are)
+        self.search.begin(self._make, has_room=lambda: True, finish=print, batch=None)
 
     def run(self) -> "Machine":
         """Run to the end of the search."""

@@ -88,6 +88,15 @@ def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
     }
 
 
+def gathered_in_groups(worker: Worker) -> list[int]:
+    groups: list[Any] = [dist.new_group([0, 2]), dist.new_group([1])]
+    return collectives.gather_across_workers(worker.rank, groups[worker.rank % 2])
+
+
+def test_a_group_of_some_ranks_gathers_theirs(tmp_path: Path) -> None:
+    assert together(tmp_path, 3, gathered_in_groups) == [[0, 2], [1], [0, 2]]
+
+
 @pytest.mark.parametrize("bucket_bytes", [collectives.BUCKET_BYTES, 1])
 def test_ranks_agree(bucket_bytes: int, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(collectives, "BUCKET_BYTES", bucket_bytes)
