@@ -399,18 +399,26 @@ class Rows(Inputs):
         return sum(sizes) if all(sizes) else None
 
     def pieces(self, size: int) -> Iterator[Piece]:
+        every = {name: name for one in self._opened for name in self._others(one)}
+        names = new_names(every, ("path", "row"))
         for path, opened in zip(self.files, self._opened, strict=True):
-            yield from self._rows_of(path, opened, size)
+            yield from self._rows_of(path, opened, names, size)
 
-    def _rows_of(self, path: str, opened: _Opened, size: int) -> Iterator[Piece]:
+    def _others(self, opened: _Opened) -> list[str]:
+        """Return the columns that the model neither takes nor predicts, such as an ID."""
+        known = {*opened.taken, *self.targets.columns}
+        return [name for name in opened.table.names if name not in known]
+
+    def _rows_of(
+        self, path: str, opened: _Opened, own: Mapping[str, str], size: int
+    ) -> Iterator[Piece]:
         """Yield rows; those without a finite number of float32 in each column are skipped.
 
-        Their origin has the columns that the model neither takes nor predicts, such as an ID.
+        Their origin has the other columns of all tables by their `own` names, some of them empty.
         """
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
         (table, taken, order), done = opened, 0
-        others = [name for name in table.names if name not in (*taken, *self.targets.columns)]
-        own = new_names(others, ("path", "row"))
+        others = self._others(opened)
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)
@@ -419,7 +427,8 @@ class Rows(Inputs):
             for name, counted in unknown.items():
                 counted[""] -= lost  # such a row is one of gaps
                 new[name] += counted
-            cells = {own[x]: texts_of(batch.column(x)) for x in others}
+            cells = {name: [""] * batch.num_rows for name in own.values()}
+            cells |= {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
             for start in range(0, batch.num_rows, size):
                 places = range(start, min(start + size, batch.num_rows))
