@@ -52,6 +52,11 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     (tmp_path / "x.csv").write_text("age,sex\n1,2\n")
     (tmp_path / "x.npy").write_bytes(b"no array")
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
+    for name in ("z.npz", "header.npy"):
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, np.ones((1, 3)))
+    text = (tmp_path / "header.npy").read_bytes().replace(b"}", b"(")
+    (tmp_path / "header.npy").write_bytes(text)
     np.save(tmp_path / "one.npy", np.zeros((1, 3, 12, 16), np.uint8))
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
@@ -60,6 +65,8 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ([photos.folder, tmp_path / "x.heic"], r"x\.heic: the run was trained on images"),
         ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on images"),
         ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read"),
+        ([photos.folder, tmp_path / "z.npz"], r"z\.npz cannot be read .*; fix or replace it"),
+        ([photos.folder, tmp_path / "header.npy"], r"header\.npy cannot be read .*; fix or rep"),
         ([photos.folder, tmp_path / "two.npz"], r"two\.npz: holds the arrays a, b; call one x or"),
         ([photos.folder, a_file, tmp_path / "one.npy"], "pictures and arrays"),
         ([photos.folder], "name files or folders, or --split test"),
