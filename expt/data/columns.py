@@ -185,6 +185,14 @@ class Column:
         return [] if self._are_texts or self.way or not texts <= _FLAGS.keys() else sorted(texts)
 
     @property
+    def names_rows(self) -> bool:
+        """True if each row has another text; of very many the first ones tell."""
+        number = len(self.texts)
+        if number < FEW or number < min(self._rows, self._most):
+            return False
+        return len(np.unique(self.codes[:number])) == number
+
+    @property
     def categories(self) -> list[str]:
         """The texts in order of the alphabet, or as they were known, unless they are flags."""
         return [] if self.flags else self.known or sorted({*_booleans(self.texts).values()})

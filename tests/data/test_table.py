@@ -179,6 +179,13 @@ def test_texts_that_name_the_rows_are_no_feature(
         of(path, features=("id", "b"), max_categories=9).load(CLASS)
 
 
+@pytest.mark.parametrize("number", [19, 20, 10_002])
+def test_texts_name_the_rows_of_a_table_of_any_size(tmp_path: Path, number: int) -> None:
+    lines = "".join(f"h{row},{row % 7},{'uv'[row % 2]}\n" for row in range(number))
+    rows = of(written(tmp_path, f"id,b,y\n{lines}"), features=None).load(CLASS)
+    assert [*rows.left_out] == ["id"] * (number > 19)
+
+
 def test_numbers_that_rise_otherwise_are_features_with_a_warning(
     tmp_path: Path, capsys: Capture
 ) -> None:
