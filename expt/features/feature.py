@@ -20,6 +20,7 @@ Arrays: TypeAlias = "dict[str, np.ndarray]"
 Known: TypeAlias = "Callable[[], Tensor | None]"
 """Reads the targets of training samples, or of some; None where they are not known beforehand."""
 _SHOWN = 3
+_BY_NAME = dict[str, "type[Feature]"]()
 
 
 class Answers(NamedTuple):
@@ -63,6 +64,13 @@ class Feature:
     """The sizes in which samples may differ from those that were trained on."""
     absent_fix: ClassVar[str] = "add some, or hold out other samples"
     """A fix for classes that are absent."""
+
+    def __init_subclass__(cls) -> None:
+        """Keep the class for `read`. Raise ConfigError where one of expt's is called so."""
+        known = _BY_NAME.get(cls.__name__, cls)
+        if known.__module__.startswith("expt.") and known.__module__ != cls.__module__:
+            raise ConfigError(f"{cls.__module__}.{cls.__name__}: expt has one; rename the class")
+        _BY_NAME[cls.__name__] = cls
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
@@ -117,9 +125,8 @@ class Feature:
     @staticmethod
     def read(record: Mapping[str, Any]) -> Feature:
         """Return the feature that was recorded. Raise ConfigError where that is none."""
-        with_name = {cls.__name__: cls for cls in _below(Feature)}
         try:
-            cls, values = with_name[record["feature"]], {**record}
+            cls, values = _BY_NAME[record["feature"]], {**record}
             del values["feature"]
             return cls(**{name: _tuples(value) for name, value in values.items()})
         except (KeyError, TypeError) as error:
@@ -403,12 +410,6 @@ def labelled(sample: Any, inputs: str, label: str = "label") -> tuple[Any, Any]:
     is_some = isinstance(sample, list | tuple)
     found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
     raise DataError(f"it is {found}, expected ({inputs}, {label})")
-
-
-def _below(cls: type[Feature]) -> Iterator[type[Feature]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _below(each)
 
 
 def _tuples(value: Any) -> Any:
