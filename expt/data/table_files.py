@@ -156,7 +156,7 @@ def reading(path: Path) -> Iterator[None]:
     """Raise DataError where a file can't be read as a table."""
     try:
         yield
-    except ExptError:
+    except (ExptError, MemoryError):
         raise
     except Exception as e:  # of NumPy, zipfile, zlib, tokenize, Arrow, ...
         if isinstance(e, UnicodeDecodeError) or "invalid UTF8" in str(e):
