@@ -33,8 +33,6 @@ _OBJECTS = 512
 """Objects of an attribute that are looked at."""
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes new ones
-_OF_PRODUCT = re.compile("_(orig|g|v)$")
-"""The end of a parameter's name from which prune, spectral_norm or weight_norm make a tensor."""
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Trace: TypeAlias = Any
 """A str, bytes, a dict or tuple of traces, or None; it stays equal while the object does."""
@@ -56,7 +54,7 @@ def attributes(one: Any) -> dict[str, Any]:
     if not isinstance(one, nn.Module):
         return found
     for parameter, _ in one.named_parameters(recurse=False):
-        found.pop(_OF_PRODUCT.sub("", parameter), None)
+        found.pop(re.sub("_(orig|g|v)$", "", parameter), None)  # prune, weight_norm, ...
     return found | dict(one.named_buffers(recurse=False))
 
 

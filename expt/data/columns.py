@@ -187,10 +187,8 @@ class Column:
     @property
     def names_rows(self) -> bool:
         """True if each row has another text; of very many the first ones tell."""
-        number = len(self.texts)
-        if number < FEW or number < min(self._rows, self._most):
-            return False
-        return len(np.unique(self.codes[:number])) == number
+        few = int(min(self._rows, self._most))
+        return FEW <= few == len(self.texts) == len(np.unique(self.codes[:few]))
 
     @property
     def categories(self) -> list[str]:

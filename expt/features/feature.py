@@ -94,17 +94,19 @@ class Feature:
 
     def in_units(self, values: Tensor) -> Tensor:
         """Return standardised values, T for each sample, in their own units, as float64."""
-        scales = [*self.scales.values()]
-        mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows = values.reshape(-1, len(scales)).double()
+        mean, deviation = self._scales_on(values.device)
+        rows = values.reshape(-1, len(mean)).double()
         return torch.addcmul(mean, rows, deviation).reshape(values.shape)
 
     def from_units(self, values: Tensor) -> Tensor:
         """Return values in their own units as a model gives them, as float64."""
-        scales = [*self.scales.values()]
-        mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows: Tensor = (values.double().reshape(-1, len(scales)) - mean) / deviation
+        mean, deviation = self._scales_on(values.device)
+        rows: Tensor = (values.double().reshape(-1, len(mean)) - mean) / deviation
         return rows.reshape(values.shape)
+
+    def _scales_on(self, device: Any) -> Tensor:
+        scales: Tensor = torch.tensor([*self.scales.values()], dtype=torch.float64, device=device)
+        return scales.T
 
     @property
     def shapes(self) -> Mapping[str, Any]:

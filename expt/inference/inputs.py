@@ -399,26 +399,23 @@ class Rows(Inputs):
         return sum(sizes) if all(sizes) else None
 
     def pieces(self, size: int) -> Iterator[Piece]:
-        every = {name: name for one in self._opened for name in self._others(one)}
-        names = new_names(every, ("path", "row"))
+        known = self.targets.columns
+        tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
+        others = {name: name for names, taken in tables for name in names if name not in taken}
+        names = new_names(others, ("path", "row"))
         for path, opened in zip(self.files, self._opened, strict=True):
             yield from self._rows_of(path, opened, names, size)
-
-    def _others(self, opened: _Opened) -> list[str]:
-        """Return the columns that the model neither takes nor predicts, such as an ID."""
-        known = {*opened.taken, *self.targets.columns}
-        return [name for name in opened.table.names if name not in known]
 
     def _rows_of(
         self, path: str, opened: _Opened, own: Mapping[str, str], size: int
     ) -> Iterator[Piece]:
         """Yield rows; those without a finite number of float32 in each column are skipped.
 
-        Their origin has the other columns of all tables by their `own` names, some of them empty.
+        Their origin has all tables' other columns, such as an ID, by their `own` names, or empty.
         """
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
         (table, taken, order), done = opened, 0
-        others = self._others(opened)
+        others = [name for name in own if name in table.names and name not in taken]
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)
