@@ -47,12 +47,12 @@ def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
 
     Raise ConfigError for one that is there.
     """
-    with _in_words(output), written(output, may_exist=force) as file:
+    with in_words(output), written(output, may_exist=force) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _in_words(output: Path) -> Iterator[None]:
+def in_words(output: Path) -> Iterator[None]:
     """Raise ConfigError where the output can't be written."""
     try:
         yield
@@ -171,7 +171,7 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
             _picture(mask, size).save(path, format="PNG")
 
     try:
-        with _in_words(folder):
+        with in_words(folder):
             yield write
             _move(beside, folder, force=force)
     finally:
