@@ -142,7 +142,7 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
     for _, file in chosen_files(folders, chosen):
         for token in yaml.scan(file.path.read_bytes()):
             text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
-            found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
+            found = yaml.safe_load(text) if re.match(r"[-+]?\d(?!\d*-)", text) else None
             is_decimal = re.fullmatch(r"[-+]?(0|[1-9][\d_]*)([.eE].*)?", text)
             if isinstance(found, int | float) and not is_decimal:
                 place = f"{file.path}:{token.start_mark.line + 1}"

@@ -59,7 +59,7 @@ def readable(word: str) -> str:
     if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return word
     home = os.path.expanduser("~")
-    value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
+    value = re.sub(r"""((?:^|[,[])\s*["']?)~(?=/|["']?\s*([],]|$))""", lambda x: x[1] + home, value)
     if "'" not in value and '"' not in value:
         value = _NESTED.sub(lambda found: quoted(found[0]), value)
     changed, name = f"{key}={value}", key.lstrip("+~")

@@ -99,10 +99,9 @@ class Checksums:
     def of(self, path: str | Path) -> str:
         """Return the MD5 of a file, decompressed if its name ends in .gz; it is read once."""
         try:
-            state = str(state_of(path))
-            before, known = self._last(path)
-            if before == state:
-                return known
+            state, (then, last) = state_of(path), self._last(path)
+            if then == str(state):
+                return last
             opens: Any = gzip.open if str(path).endswith(".gz") else open
             with opens(path, "rb") as file:
                 found = md5(file)
@@ -129,8 +128,7 @@ class Checksums:
 
     def refuse_changed(self, path: str | Path) -> None:
         """Raise DataError for a file that holds something else than when it was read before."""
-        state, last = self._last(path)
-        if last and state != str(state_of(path)) and self.of(path) != last:
+        if (last := self.last_of(path)) and self.of(path) != last:
             raise DataError(f"{path} has changed since the run began; put it back")
 
     def get(self, key: str) -> str | None:

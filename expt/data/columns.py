@@ -131,6 +131,7 @@ class Column:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
         texts, rows = _distinct(cells)
         is_time = is_date(self.way) and pa.types.is_temporal(cells.type)
+        is_plain = not (self.way or self._are_texts)
         way = "year-month-day" if is_time else self.way
         shape = (len(texts) + 1, len(self.parts)) if is_date(self.way) else (len(texts) + 1,)
         values, codes = np.full(shape, np.nan), np.full(shape, -1, np.int32)
@@ -140,12 +141,7 @@ class Column:
             if way and (read := WAYS[way](text)) and not abs(read[0]) > MOST:
                 values[place] = read if is_date(self.way) else read[0]
                 continue
-            if (
-                not self.way
-                and not self._are_texts
-                and _NUMBER.fullmatch(text)
-                and not abs(float(text)) > MOST
-            ):
+            if is_plain and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
                 values[place] = float(text)
                 continue
             if self._are_texts and text not in self.known and _INTEGER.fullmatch(text):
@@ -183,6 +179,12 @@ class Column:
         """Yes and no, or true and false, that of 0 first; none where there are other texts."""
         texts = {text.casefold() for text in self.texts}
         return [] if self._are_texts or self.way or not texts <= _FLAGS.keys() else sorted(texts)
+
+    @property
+    def names_rows(self) -> bool:
+        """True if each row has another text; of very many the first ones tell."""
+        few = int(min(self._rows, self._most))
+        return FEW <= few == len(self.texts) == len(np.unique(self.codes[:few]))
 
     @property
     def categories(self) -> list[str]:

@@ -105,6 +105,11 @@ class Loader:
         return isinstance(self._reading.dataset, IterableDataset)
 
     @property
+    def keeps_order(self) -> bool:
+        """True if a batch has a row for each sample in order: nothing collates or mixes them."""
+        return self._options.mixing is None and collate_of(self._reading.dataset) is None
+
+    @property
     def size(self) -> int:
         """Samples in the split, over all workers; 0 where they are not counted."""
         return len(self._indices)

@@ -99,14 +99,11 @@ class Windows(Held):
         self.context = self.tokens = context
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
-        self._files: list[np.ndarray] = (
-            [
-                np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-                for path, size in zip(extent.files, extent.sizes, strict=True)
-            ]
-            if tokens is None
-            else [tokens]
+        mapped = (
+            np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+            for path, size in zip(extent.files, extent.sizes, strict=True)
         )
+        self._files: list[np.ndarray] = [*mapped] if tokens is None else [tokens]
         if [len(file) for file in self._files] != [*extent.sizes]:
             raise DataError(
                 f"{extent.files[0]}: the text has changed while the run was starting; start it"

@@ -14,7 +14,6 @@ from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.checksums import state_of
 from expt.data.columns import (
-    FEW,
     FIX,
     Column,
     are_numbers,
@@ -179,10 +178,10 @@ def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
             about, classes = read(file)
             os.fsync(file.fileno())
         np.save(folder / "classes.npy", classes)
-        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        (folder / "columns.json").write_text(json.dumps(about), encoding="utf-8")
 
     def map_entry(folder: Path) -> Rows:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        about = json.loads((folder / "columns.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
             return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
 
@@ -410,8 +409,7 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
         return {}
     single = [each for each in features if len(each.parts) == 1 and not each.texts]
     counters = [each.name for each in single if counts_rows(each.values[:, 0])]
-    too_many = [x for x in features if wrong[x.name] and not x.problem(None, table)]
-    ids = [x.name for x in too_many if len(x.texts) == len(x.codes) >= FEW]
+    ids = [x.name for x in features if x.names_rows and not x.problem(None, table)]
     wrong |= dict.fromkeys(ids, "")
     left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
     left |= dict.fromkeys(ids, _IDS)

@@ -13,7 +13,6 @@ import os
 import signal
 import stat
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -428,32 +427,25 @@ def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
     """Return the arguments of torch's DataLoader for its processes."""
     if multiprocessing.current_process().daemon:  # of a Pool, which may have no children
         num_workers = 0
-    # Fork, where it exists: a loader process must be this process's child to die with it, and
-    # starts in milliseconds.
-    forks = (
-        num_workers > 0
-        and sys.platform != "darwin"
-        and "fork" in multiprocessing.get_all_start_methods()
-    )
     return {
         "batch_size": None,
         "collate_fn": as_it_is,
         "num_workers": num_workers,
         "pin_memory": device.type == "cuda",
         "prefetch_factor": _BATCHES_AHEAD if num_workers > 0 else None,
-        "multiprocessing_context": "fork" if forks else None,
+        # Its child, which dies with it, and starts in milliseconds.
+        "multiprocessing_context": "fork" if num_workers > 0 else None,
         # else each pass would draw from the generator that training uses
         "generator": torch.Generator(),
-        "worker_init_fn": functools.partial(_start_process, parent=os.getpid() if forks else None),
+        "worker_init_fn": functools.partial(_start_process, parent=os.getpid()),
     }
 
 
-def _start_process(_worker: int, parent: int | None) -> None:
+def _start_process(_worker: int, parent: int) -> None:
     # Ctrl-C reaches the whole group; the worker decides on it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux" and parent is not None:
-        signals.die_with_parent(parent)
-        _open_again()
+    signals.die_with_parent(parent)
+    _open_again()
 
 
 @functools.cache

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import re
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from expt.data import other_lines
 from expt.data.checksums import of_content, of_files
 from expt.data.folders import files_below
 from expt.data.plain_text import not_utf8, opened
-from expt.errors import ConfigError, DataError, first_line, listed
+from expt.errors import ConfigError, DataError, ExptError, first_line, listed
 from expt.late import csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
@@ -157,10 +156,13 @@ def reading(path: Path) -> Iterator[None]:
     """Raise DataError where a file can't be read as a table."""
     try:
         yield
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
+    except (ExptError, MemoryError):
+        raise
+    except Exception as e:  # of NumPy, zipfile, zlib, tokenize, Arrow, ...
         if isinstance(e, UnicodeDecodeError) or "invalid UTF8" in str(e):
             raise not_utf8(path) from e
-        raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
+        fault = f"cannot be read as a {path.suffix} ({first_line(e)})"
+        raise DataError(f"{path} {fault}; fix or replace it") from e
 
 
 def _names(path: Path, first: Iterable[str]) -> list[str]:
@@ -202,7 +204,7 @@ class Arrays(Table):
 
 def _npz(path: Path) -> Table:
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
-        arrays = {name: file[name] for name in file.files}
+        arrays = {name: np.asarray(file[name]) for name in file.files}
     if not arrays:
         raise DataError(
             f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"

@@ -125,12 +125,8 @@ def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path
     number, names = len(lengths), ", ".join(columns)
     if silent == number:
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    arrays: list[np.ndarray] = [
-        np.concatenate(ids),
-        np.concatenate(marks),
-        np.concatenate(types),
-        np.cumsum([0, *lengths]),
-    ]
+    parts: Sequence[Any] = ids, marks, types
+    arrays = [*map(np.concatenate, parts), np.cumsum([0, *lengths])]
     for name, array in zip(_ARRAYS, arrays, strict=True):
         np.save(folder / f"{name}.npy", array)
     notes = {

@@ -21,7 +21,8 @@ PARTS = ("year", "month", "weekday", "days")
 def _number(point: str, sign: str) -> Callable[[str], tuple[float, ...] | None]:
     grouped = rf"[1-9]\d{{0,2}}(?P<sign>{_SIGNS.format(sign)})\d{{3}}((?P=sign)\d{{3}})*"
     lakhs = r"|[1-9]\d?(,\d\d)+,\d{3}" if sign == "," else ""
-    form = rf"[+-]?({grouped}{lakhs}|0|[1-9]\d*)({re.escape(point)}\d+)?([eE][+-]?\d+)?"
+    whole, part = rf"({grouped}{lakhs}|0|[1-9]\d*)", re.escape(point)
+    form = rf"[+-]?({whole}({part}\d*)?|{part}\d+)([eE][+-]?\d+)?"
 
     def read(text: str) -> tuple[float, ...] | None:
         if not re.fullmatch(form, text, re.ASCII):  # compiled once, and not at the import

@@ -20,6 +20,7 @@ Arrays: TypeAlias = "dict[str, np.ndarray]"
 Known: TypeAlias = "Callable[[], Tensor | None]"
 """Reads the targets of training samples, or of some; None where they are not known beforehand."""
 _SHOWN = 3
+_BY_NAME = dict[str, "type[Feature]"]()
 
 
 class Answers(NamedTuple):
@@ -64,6 +65,13 @@ class Feature:
     absent_fix: ClassVar[str] = "add some, or hold out other samples"
     """A fix for classes that are absent."""
 
+    def __init_subclass__(cls) -> None:
+        """Keep the class for `read`. Raise ConfigError where one of expt's is called so."""
+        known = _BY_NAME.get(cls.__name__, cls)
+        if known.__module__.startswith("expt.") and known.__module__ != cls.__module__:
+            raise ConfigError(f"{cls.__module__}.{cls.__name__}: expt has one; rename the class")
+        _BY_NAME[cls.__name__] = cls
+
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
         """Return the feature of a custom `dataset`, whose first sample has such `targets`."""
@@ -86,17 +94,19 @@ class Feature:
 
     def in_units(self, values: Tensor) -> Tensor:
         """Return standardised values, T for each sample, in their own units, as float64."""
-        scales = [*self.scales.values()]
-        mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows = values.reshape(-1, len(scales)).double()
+        mean, deviation = self._scales_on(values.device)
+        rows = values.reshape(-1, len(mean)).double()
         return torch.addcmul(mean, rows, deviation).reshape(values.shape)
 
     def from_units(self, values: Tensor) -> Tensor:
         """Return values in their own units as a model gives them, as float64."""
-        scales = [*self.scales.values()]
-        mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
-        rows: Tensor = (values.double().reshape(-1, len(scales)) - mean) / deviation
+        mean, deviation = self._scales_on(values.device)
+        rows: Tensor = (values.double().reshape(-1, len(mean)) - mean) / deviation
         return rows.reshape(values.shape)
+
+    def _scales_on(self, device: Any) -> Tensor:
+        scales: Tensor = torch.tensor([*self.scales.values()], dtype=torch.float64, device=device)
+        return scales.T
 
     @property
     def shapes(self) -> Mapping[str, Any]:
@@ -117,9 +127,8 @@ class Feature:
     @staticmethod
     def read(record: Mapping[str, Any]) -> Feature:
         """Return the feature that was recorded. Raise ConfigError where that is none."""
-        with_name = {cls.__name__: cls for cls in _below(Feature)}
         try:
-            cls, values = with_name[record["feature"]], {**record}
+            cls, values = _BY_NAME[record["feature"]], {**record}
             del values["feature"]
             return cls(**{name: _tuples(value) for name, value in values.items()})
         except (KeyError, TypeError) as error:
@@ -403,12 +412,6 @@ def labelled(sample: Any, inputs: str, label: str = "label") -> tuple[Any, Any]:
     is_some = isinstance(sample, list | tuple)
     found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
     raise DataError(f"it is {found}, expected ({inputs}, {label})")
-
-
-def _below(cls: type[Feature]) -> Iterator[type[Feature]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _below(each)
 
 
 def _tuples(value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import ConfigError, DataError, first_line
+from expt.data.table_files import reading
+from expt.errors import ConfigError
 from expt.late import np, torch
 
 if TYPE_CHECKING:
@@ -45,16 +46,13 @@ def samples_of(path: str) -> np.ndarray:
 
 def array_of(path: str) -> np.ndarray:
     """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES."""
-    try:
+    with reading(Path(path)):
         if path.lower().endswith(".npy"):
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
             return array
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as content, np.lib.npyio.NpzFile(content) as file:
             names = [name for name in file.files if name in NAMES or len(file.files) == 1]
             if not names:
                 has = ", ".join(file.files) or "none"
                 raise ConfigError(f"{path}: holds the arrays {has}; call one {' or '.join(NAMES)}")
-            array = file[names[0]]
-            return array
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({first_line(error)}); replace it") from error
+            return np.asarray(file[names[0]])

@@ -399,18 +399,23 @@ class Rows(Inputs):
         return sum(sizes) if all(sizes) else None
 
     def pieces(self, size: int) -> Iterator[Piece]:
+        known = self.targets.columns
+        tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
+        others = {name: name for names, taken in tables for name in names if name not in taken}
+        names = new_names(others, ("path", "row"))
         for path, opened in zip(self.files, self._opened, strict=True):
-            yield from self._rows_of(path, opened, size)
+            yield from self._rows_of(path, opened, names, size)
 
-    def _rows_of(self, path: str, opened: _Opened, size: int) -> Iterator[Piece]:
+    def _rows_of(
+        self, path: str, opened: _Opened, own: Mapping[str, str], size: int
+    ) -> Iterator[Piece]:
         """Yield rows; those without a finite number of float32 in each column are skipped.
 
-        Their origin has the columns that the model neither takes nor predicts, such as an ID.
+        Their origin has all tables' other columns, such as an ID, by their `own` names, or empty.
         """
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
         (table, taken, order), done = opened, 0
-        others = [name for name in table.names if name not in (*taken, *self.targets.columns)]
-        own = new_names(others, ("path", "row"))
+        others = [name for name in own if name in table.names and name not in taken]
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)
@@ -419,7 +424,8 @@ class Rows(Inputs):
             for name, counted in unknown.items():
                 counted[""] -= lost  # such a row is one of gaps
                 new[name] += counted
-            cells = {own[x]: texts_of(batch.column(x)) for x in others}
+            cells = {name: [""] * batch.num_rows for name in own.values()}
+            cells |= {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
             for start in range(0, batch.num_rows, size):
                 places = range(start, min(start + size, batch.num_rows))

@@ -72,10 +72,7 @@ class Plan:
     @property
     def total(self) -> int | None:
         """The number of samples, where it is known before they are read."""
-        if self.split is not None:
-            size: int | None = self.data[f"{self.split}_size"]
-            return size
-        return self.inputs.size
+        return self.inputs.size if self.split is None else self.data[f"{self.split}_size"]
 
     @property
     def noun(self) -> str:
@@ -86,10 +83,8 @@ class Plan:
     def masks_root(self) -> str:
         """The folder below which all pictures lie, absolute."""
         if self.split is None:
-            return os.path.commonpath(
-                [os.path.dirname(os.path.abspath(f)) for f in self.inputs.files]
-            )
+            folders = (os.path.dirname(os.path.abspath(file)) for file in self.inputs.files)
+            return os.path.commonpath([*folders])
         root = os.path.abspath(getattr(self.config.dataset, "root", ""))
-        parts = parts_there(root)
-        part = parts.get(str(self.split), parts.get("train", Path(root)))
-        return str(part / "images")
+        parts = {"train": Path(root)} | parts_there(root)
+        return str(parts.get(self.split, parts["train"]) / "images")

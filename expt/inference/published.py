@@ -18,6 +18,7 @@ from expt.data.loading import leaves
 from expt.errors import ConfigError, RunFailed
 from expt.inference.export import compared
 from expt.inference.load import located, read, rebuilt
+from expt.inference.writing import in_words
 from expt.models.hugging_face import HuggingFace, quiet
 from expt.runs.paths import RunPaths
 
@@ -134,16 +135,12 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
     Raises ConfigError where it can't be made, or another has come there that holds something.
     """
-    try:
+    with in_words(folder):
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         beside.chmod(0o755)
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: {error.strerror}") from error
     try:
         yield beside
-        try:
+        with in_words(folder):
             beside.rename(folder)
-        except OSError as error:
-            raise ConfigError(f"--output {folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -111,7 +111,7 @@ class Template:
 
 
 def _cell(name: str) -> Fill:
-    return lambda answer, cells: cells[name]
+    return lambda answer, cells: cells.get(name, "")
 
 
 @contextlib.contextmanager

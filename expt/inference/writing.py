@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, listed
 from expt.features import Answers, Feature
 from expt.late import Image, np
 from expt.runs.paths import dumps, written
@@ -47,9 +47,15 @@ def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
 
     Raise ConfigError for one that is there.
     """
+    with in_words(output), written(output, may_exist=force) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def in_words(output: Path) -> Iterator[None]:
+    """Raise ConfigError where the output can't be written."""
     try:
-        with written(output, may_exist=force) as file:
-            yield file
+        yield
     except FileExistsError:
         raise ConfigError(f"--output {output}: is there by now; use --force") from None
     except OSError as error:
@@ -74,9 +80,12 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
 
     def write(answers: Answers, form: Feature) -> None:
         rows = [csv_cells(form, record) for record in form.answers(answers)]
-        if rows and not keys:
-            keys.extend(rows[0])
+        names = dict.fromkeys(key for cells in rows for key in cells)
+        if not keys:
+            keys.extend(names)
             writer.writerow(map(in_csv, keys))
+        if new := listed(names.keys() - {*keys}):
+            raise ConfigError(f"{new}: the first samples have no such value; use a .jsonl")
         writer.writerows([in_csv(cells.get(key)) for key in keys] for cells in rows)
 
     try:
@@ -111,6 +120,8 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
 
     yield write
     whole = {name: np.concatenate(several) for name, several in parts.items()}
+    if few := [name for name in whole if len(whole[name]) < max(map(len, whole.values()))]:
+        raise ConfigError(f"{listed(few)}: some samples have no such value; use a .jsonl")
     with zipfile.ZipFile(file, "w") as archive:  # savez has keywords that may be a column's name
         for name, array in (whole | names).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -160,8 +171,9 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
             _picture(mask, size).save(path, format="PNG")
 
     try:
-        yield write
-        _move(beside, folder, force=force)
+        with in_words(folder):
+            yield write
+            _move(beside, folder, force=force)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

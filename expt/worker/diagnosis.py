@@ -247,11 +247,11 @@ def stop_at_loss(
         raise Diverged(f"the loss was nan or infinite by step {position.step} {epoch}; {fix}")
     step, rank, loss, indices, bad = min(everyones)
     where = f"the loss was {loss} at step {step} {epoch} on rank {rank}"
-    if bad:
-        raise DataError(f"{where}, for {bad}; fix it, or leave such samples out")
     if rank == worker.rank:
         every = ", ".join(map(str, indices))
         print(f"samples of step {step}, rank {rank}: {every}", file=sys.stderr)
+    if bad:
+        raise DataError(f"{where}, for {bad}; fix it, or leave such samples out")
     raise Diverged(
         f"{where}; {fix}\nthe samples there, all of them in its log, by their place in the"
         f" training data: {listed(map(str, indices), SHOWN_INDICES)}"
@@ -275,14 +275,17 @@ def _bad_samples(loader: Loader, epoch: int, number: int) -> str:
 @torch.no_grad()
 def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
     """Return the tensors of a batch that are not finite by name, with a message where."""
-    batch, indices = next(loader.epoch(epoch, skip=number)), loader.indices(epoch, number)
+    batch = next(loader.epoch(epoch, skip=number))
+    indices = loader.indices(epoch, number).tolist()
     found = {}
     for name, tensor in _named_tensors(batch):
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
-            rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
+            rows, batch_of = indices, "batch of the "
+            if loader.keeps_order:
+                rows, batch_of = [indices[row] for row in bad[:, 0].unique().tolist()], ""
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""
             places = listed(map(str, rows), SHOWN_INDICES)
-            samples = f"training {'samples' if len(rows) > 1 else 'sample'} {places}"
+            samples = f"{batch_of}training {'samples' if len(rows) > 1 else 'sample'} {places}"
             value = tensor[tuple(bad[0])].item()
             holds = "holds" if column else "hold"
             found[name] = f"{name}{column} of the {samples} {holds} {value}"

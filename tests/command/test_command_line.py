@@ -67,6 +67,8 @@ def test_options_are_told_from_settings() -> None:
         ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
         ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
         ("weights=~/a,~/b", "weights=/home/me/a,/home/me/b"),
+        ("+dataset.roots=[~/a, '~/b',~]", "+dataset.roots=[/home/me/a, '/home/me/b',/home/me]"),
+        ("+dataset.roots=[a~/b,~c/d]", "+dataset.roots=[a~/b,~c/d]"),
         ("dataset.features=[1e3,b]", "dataset.features=['1e3',b]"),
         ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
         ("search.constraints=loss/val<3", "search.constraints='loss/val<3'"),

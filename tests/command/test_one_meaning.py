@@ -119,6 +119,14 @@ def test_a_number_that_yaml_reads_as_another_is_refused(line: str, number: float
         typed("experiment=here", "--config-dir", "own")
 
 
+@pytest.mark.parametrize("text", ["2024-31-12", "2024-13-01", "2024-12-31"])
+def test_a_text_that_is_like_a_date_is_a_text(text: str) -> None:
+    (file := Path("own/experiment/here.yaml")).parent.mkdir(parents=True)
+    file.write_text(f"# @package _global_\nname: {text}\n")
+    with pytest.raises(ConfigError, match=rf"^name={text}: there is no such key"):
+        typed("experiment=here", "--config-dir", "own")
+
+
 def test_a_file_that_another_builds_on_is_looked_at_too() -> None:
     (base := Path("own/model/base.yaml")).parent.mkdir(parents=True)
     base.write_text("defaults: [mlp, _self_]\nhidden: [010]\n")

@@ -141,6 +141,10 @@ def test_a_file_that_changes_meanwhile_is_refused(root: Path, cache: Path, cache
         shutil.copy(other, file)
     with pytest.raises(DataError, match="has changed"):
         [*data.train.epoch(1)]
+    for file in files:
+        Path(file).unlink()
+    with pytest.raises(DataError, match=r"png .*cannot be read \(.*No such file.*; fix or replace"):
+        [*data.train.epoch(1)]
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(

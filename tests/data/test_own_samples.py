@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from expt.data import checked_samples, custom
 from expt.data.augment import Mixing
 from expt.data.build import keep_doubles, mixing_of
+from expt.data.changes import Watched
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
 from expt.data.loader import loading
@@ -333,6 +335,27 @@ class Rare(Dataset[Any]):
         }
         noise = ways[self.how]() if self.is_rare(index) else [0.0] * 3
         return torch.as_tensor(noise).float(), int(self.is_rare(index))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "U3", "datetime64[s]", "bool"])
+def test_a_change_of_any_number_of_an_array_is_seen(dtype: str) -> None:
+    kept: Any = Drawing(True, "nothing")
+    kept.numbers = np.zeros(20_001, dtype)[::2]
+    for place in (1, 8191, 10_000):
+        watched = Watched(kept, {})
+        assert watched.lost({}) == []
+        kept.numbers[place] = 1
+        assert watched.lost({}) == ["numbers"]
+
+
+def test_attributes_are_seen_next_to_parameters_that_begin_as_they_do() -> None:
+    module: Any = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
+    for name in ("step_size", "step_of_me"):
+        module.register_parameter(name, nn.Parameter(torch.ones(2)))
+    module.step, module.step_of = 0, [0]
+    watched = Watched(module, {})
+    module.step, module.step_of[0], module.weight = 1, 1, torch.ones(2, 2)
+    assert watched.lost({}) == ["step", "step_of"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tables: what is read, what is refused, and by which rows it is standardised."""
 
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,13 @@ def test_texts_that_name_the_rows_are_no_feature(
     assert (rows.feature_names, [*rows.left_out]) == (("b",), ["id"])
     with pytest.raises(DataError, match="40 different texts"):
         of(path, features=("id", "b"), max_categories=9).load(CLASS)
+
+
+@pytest.mark.parametrize("number", [19, 20, 10_002])
+def test_texts_name_the_rows_of_a_table_of_any_size(tmp_path: Path, number: int) -> None:
+    lines = "".join(f"h{row},{row % 7},{'uv'[row % 2]}\n" for row in range(number))
+    rows = of(written(tmp_path, f"id,b,y\n{lines}"), features=None).load(CLASS)
+    assert [*rows.left_out] == ["id"] * (number > 19)
 
 
 def test_numbers_that_rise_otherwise_are_features_with_a_warning(
@@ -367,8 +375,15 @@ def test_bad_tables_are_told_by_file_column_and_row(
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", a=np.arange(4000.0))
+    damaged = bytearray((tmp_path / "whole.npz").read_bytes())
+    damaged[200:300] = bytes(100)
+    with zipfile.ZipFile(tmp_path / "no_array.zip", "w") as archive:
+        archive.writestr("a.npy", "no array")
     for name, content, says in (
         ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
+        ("t.npz", damaged, r"t.npz cannot be read as a .npz \(.*\); fix or replace it"),
+        ("t.npz", (tmp_path / "no_array.zip").read_bytes(), r"the array a is \[\]"),
         ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv: is not UTF-8 at byte 4, in line 2"),
         ("t.txt", b"a,y\n", rf"dataset.path=.*t.txt: is no {', '.join(SUFFIXES)}; convert it"),
         ("none.csv", None, r"dataset.path=.*none.csv: there is no such file"),

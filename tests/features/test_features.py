@@ -58,6 +58,14 @@ def test_features_of_ones_own_come_back_too() -> None:
     assert Feature.read(json.loads(json.dumps(box.record))) == box
 
 
+@pytest.mark.parametrize("kind", [Feature, Classes, Image])
+def test_a_name_of_expts_features_is_refused_for_ones_own(kind: type[Feature]) -> None:
+    for name in ("Classes", "Image"):
+        with pytest.raises(ConfigError, match=f"test_features.{name}: .*rename the class"):
+            type(name, (kind,), {"__module__": __name__})
+    assert type(Feature.read(EVERY[0].record)) is type(EVERY[0])
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import resource
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,11 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     (tmp_path / "x.csv").write_text("age,sex\n1,2\n")
     (tmp_path / "x.npy").write_bytes(b"no array")
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
+    for name in ("z.npz", "header.npy"):
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, np.ones((1, 3)))
+    text = (tmp_path / "header.npy").read_bytes().replace(b"}", b"(")
+    (tmp_path / "header.npy").write_bytes(text)
     np.save(tmp_path / "one.npy", np.zeros((1, 3, 12, 16), np.uint8))
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
@@ -59,6 +65,8 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ([photos.folder, tmp_path / "x.heic"], r"x\.heic: the run was trained on images"),
         ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on images"),
         ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read"),
+        ([photos.folder, tmp_path / "z.npz"], r"z\.npz cannot be read .*; fix or replace it"),
+        ([photos.folder, tmp_path / "header.npy"], r"header\.npy cannot be read .*; fix or rep"),
         ([photos.folder, tmp_path / "two.npz"], r"two\.npz: holds the arrays a, b; call one x or"),
         ([photos.folder, a_file, tmp_path / "one.npy"], "pictures and arrays"),
         ([photos.folder], "name files or folders, or --split test"),
@@ -349,3 +357,57 @@ def test_a_task_of_ones_own_may_call_its_outputs_as_others_do(tmp_path: Path) ->
     assert (row["table.top"], row["labels"]) == ("a", "[2.0, 3.0]")
     with np.load(tmp_path / "o.npz") as arrays:
         assert {*arrays.files} == {*first}
+
+
+def test_tables_with_other_columns_have_all_of_them(patients: Made, tmp_path: Path) -> None:
+    header, *lines = patients.data.read_text().splitlines()[:5]
+    for name, some in (("jan", lines[:2]), ("feb", lines[2:])):
+        more = "no,path" if name == "feb" else "seen"
+        rows = [f"{line}{f',{name}' * len(more.split(','))}" for line in some]
+        (tmp_path / f"{name}.csv").write_text("\n".join([f"{header},{more}", *rows]))
+    words = [str(patients.folder), *(str(tmp_path / f"{x}.csv") for x in ("jan", "feb"))]
+    for output in ("o.csv", "o.npz"):
+        predict.main([*words, "--output", str(tmp_path / output)])
+    found = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
+    with np.load(tmp_path / "o.npz") as arrays:
+        for name, expected in (
+            ("seen", ["jan"] * 2 + [""] * 2),
+            ("no", [""] * 2 + ["feb"] * 2),
+            ("table.path", [""] * 2 + ["feb"] * 2),
+        ):
+            assert [row[name] for row in found] == arrays[name].tolist() == expected
+    (tmp_path / "t.csv").write_text("no,value\nfeb,0\n")
+    (tmp_path / "feb.csv").write_text("\n".join([f"{header},no", f"{lines[2]},feb"]))
+    (tmp_path / "jan.csv").write_text("\n".join([header, lines[0]]))
+    predict.main(
+        [*words, "--template", str(tmp_path / "t.csv"), "--output", str(tmp_path / "filled.csv")]
+    )
+    assert (tmp_path / "filled.csv").read_text() == f"no,value\nfeb,{found[2]['progression']}\n"
+
+
+@pytest.mark.parametrize("name", ["o.csv", "o.npz"])
+def test_values_that_the_first_samples_lack_are_refused(name: str, tmp_path: Path) -> None:
+    form, few = Anything(), {"a": np.ones(2)}
+    about = [{"index": place} for place in range(2)]
+    for first, second in (({}, few), (few, {**few, "b": np.ones(2)})):
+        with (  # noqa: PT012
+            pytest.raises(ConfigError, match=r"no such value; use a \.jsonl"),
+            writing.to_file(tmp_path / name, force=False) as write,
+        ):
+            write(Answers(about, first), form)
+            write(Answers(about, second), form)
+    with writing.to_file(tmp_path / "o.jsonl", force=False) as write:
+        write(Answers(about, {}), form)
+        write(Answers(about, few), form)
+    assert [path.name for path in tmp_path.iterdir()] == ["o.jsonl"]
+
+
+def test_masks_that_cannot_be_written_are_one_line(segmented: Made, tmp_path: Path) -> None:
+    words = [segmented.folder, segmented.data / "test", "--output", tmp_path / "masks"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        assert told(*words) == f"--output {tmp_path}/masks: File too large"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]

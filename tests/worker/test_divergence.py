@@ -27,7 +27,7 @@ REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targ
 class Numbered:
     """A loader whose batch number N of epoch E has the images 1000 E + 10 N, and so on."""
 
-    size, is_stream = 100, False
+    size, is_stream, keeps_order = 100, False, True
 
     def __len__(self) -> int:
         return 10
@@ -95,6 +95,36 @@ def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> 
         text
         == f"{at} targets of the training sample 2040 hold inf; fix it, or leave such samples out"
     )
+
+
+class Turned(Dataset[Any]):
+    """Series that its collate turns around, or puts one after the other."""
+
+    def __init__(self, train: bool, how: str) -> None:
+        self.targets, self.how = torch.zeros(32, 1), how
+        self.targets[5] += math.nan if train else 0
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(3), self.targets[index]
+
+    def collate(self, samples: list[Any]) -> Any:
+        inputs, targets = map(torch.stack, zip(*samples[::-1], strict=True))
+        return (inputs, targets, len(samples)) if self.how == "sized" else (inputs, targets)
+
+
+@pytest.mark.parametrize("how", ["turned", "sized"])
+def test_a_batch_is_named_where_its_rows_may_be_in_another_order(
+    how: str, train_alone: TrainAlone, capfd: Capture
+) -> None:
+    words = f"dataset={{_target_:{__name__}.Turned,how:{how}}} task=regression batch_size=8"
+    with pytest.raises(DataError, match="for targets, column 0, of the batch of the training sam"):
+        train_alone("epochs=1", "model=mlp", *words.split())
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("samples of step")]
+    every = line.partition(": ")[2].split(", ")
+    assert (len(every), "5" in every) == (8, True)
 
 
 def test_samples_are_not_blamed_for_what_the_batch_before_held_too() -> None:
