@@ -16,10 +16,10 @@ from expt.command.conclude import again
 from expt.config.keys import flat
 from expt.errors import ConfigError, counted, first_line, listed, require
 from expt.features import Features, Numbers
+from expt.inference.writing import new_file
 from expt.late import np
 from expt.runs import provenance
 from expt.runs.found import FoundRun, without_copies
-from expt.runs.paths import write_atomically
 from expt.runs.view import curves, page, verdict
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
@@ -35,7 +35,13 @@ NAMED = 6
 
 
 def write_page(
-    console: Console, file: Path, folder: Path, runs: Sequence[FoundRun], sort: str | None
+    console: Console,
+    file: Path,
+    folder: Path,
+    runs: Sequence[FoundRun],
+    sort: str | None,
+    *,
+    force: bool,
 ) -> None:
     """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
     require("--html", "matplotlib", "scipy", "optuna", extra="plot,search")  # a page has no gaps
@@ -49,10 +55,8 @@ def write_page(
         "What mattered": _unless_refused(_importance, folder, runs),
         **(_of_best(best) if best else {}),
     }
-    try:
-        write_atomically(file, page.page(shown_path(folder), sections.items()))
-    except OSError as error:
-        raise ConfigError(f"--html {file}: {error.strerror}") from None
+    with new_file(file, force=force, option="--html") as opened:
+        opened.write(page.page(shown_path(folder), sections.items()).encode())
     terminal.put(html=str(file.absolute()))
     say(console, f"written      {file}")
 
