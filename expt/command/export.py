@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from expt import machine
 from expt.command import terminal
@@ -62,7 +61,15 @@ def main(words: Sequence[str]) -> int:
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
     common = {"which": which, "tolerance": asked.tolerance}
-    checks = _written(run, file, asked, common)
+    if asked.format == "huggingface":
+        from expt.inference import published  # late: it imports torch
+
+        checks = published.export(run, file, adapters=asked.adapters, **common)
+    else:
+        from expt.inference import export  # late: it imports torch
+
+        sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
+        checks = export.export(run, file, asked.format, force=asked.force, **sizes, **common)
     terminal.put(exported=str(file.absolute()), checks=checks)
     console = Console()
     if run != run_and_which(asked.run, asked.which)[0]:
@@ -73,18 +80,6 @@ def main(words: Sequence[str]) -> int:
     for name, result in checks.items():
         say(console, f"{name:<13}{result}")
     return 0
-
-
-def _written(run: Path, file: Path, asked: Any, common: dict[str, Any]) -> dict[str, str]:
-    """Write the file, or the folder; return the results of the checks."""
-    if asked.format == "huggingface":
-        from expt.inference import published  # late: it imports torch
-
-        return published.export(run, file, adapters=asked.adapters, **common)
-    from expt.inference import export  # late: it imports torch
-
-    sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess, "force": asked.force}
-    return export.export(run, file, asked.format, **sizes, **common)
 
 
 def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:

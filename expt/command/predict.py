@@ -81,7 +81,10 @@ def main(words: Sequence[str]) -> int:
     if output is not None and to_file:
         if os.path.abspath(output) in map(os.path.abspath, chosen.inputs.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
-        writing.check(output, masks=masks)
+        allowed = ("", ".npz") if masks else tuple(writing.FILES)
+        if output.suffix.lower() not in allowed or (not output.suffix and output.is_file()):
+            wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(allowed)}"
+            raise ConfigError(f"--output {output}: name {wanted}")
     with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
         return _predict(chosen, output, filled, to_file=to_file, force=force)
 

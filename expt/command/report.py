@@ -103,11 +103,15 @@ def main(words: Sequence[str]) -> int:
         _print_leaderboard(console, asked)
         return 0
     if asked.html:
-        from expt.command.report_page import write_page  # late: it draws
+        from expt.command.report_page import page_about  # late: it draws
 
         runs, _ = found.passing(asked.filter)
         found.check("--sort", asked.sort, runs)
-        write_page(console, asked.html, asked.folders[0], runs, asked.sort, force=asked.force)
+        text = page_about(asked.folders[0], runs, asked.sort)
+        with new_file(asked.html, force=asked.force, option="--html") as file:
+            file.write(text.encode())
+        terminal.put(html=str(asked.html.absolute()))
+        say(console, f"written      {asked.html}")
     elif asked.verdict:
         _print_verdict(console, asked, found)
     elif asked.importance:

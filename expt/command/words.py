@@ -61,8 +61,7 @@ class Parser(argparse.ArgumentParser):
         """Read words in any order. Raise ConfigError where an output can't be written."""
         asked = self.parse_intermixed_args(list(words), namespace)
         for option in self._outputs:
-            file = getattr(asked, option.strip("-"))
-            if file is not None and file != Path("-"):
+            if (file := getattr(asked, option.strip("-"))) not in (None, Path("-")):
                 refuse_taken(option, file, force=asked.force)
         return asked
 
@@ -71,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def refuse_taken(option: str, file: Path, *, force: bool = False) -> None:
+def refuse_taken(option: str, file: Path, *, force: bool) -> None:
     """Raise ConfigError where an output can't be written, before anything is computed."""
     parent = file.absolute().parent
     if not parent.is_dir() or not os.access(file if file.is_dir() else parent, os.W_OK):

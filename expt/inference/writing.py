@@ -28,14 +28,6 @@ Write: TypeAlias = "Callable[[Answers, Feature], None]"
 """Takes answers as they come."""
 
 
-def check(output: Path, *, masks: bool) -> None:
-    """Raise ConfigError for an output that is of another kind than the predictions."""
-    allowed = ("", ".npz") if masks else tuple(FILES)
-    if output.suffix.lower() not in allowed or (masks and not output.suffix and output.is_file()):
-        wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(FILES)}"
-        raise ConfigError(f"--output {output}: name {wanted}")
-
-
 @contextlib.contextmanager
 def new_file(output: Path, *, force: bool, option: str = "--output") -> Iterator[IO[bytes]]:
     """Open a file that takes its name where the block ends well.

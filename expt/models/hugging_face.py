@@ -123,9 +123,7 @@ def _refuse_inputs(example: Any) -> None:
         )
 
 
-def _configuration(
-    config: HuggingFaceModel, features: Features, base: Mapping[str, Any], *, is_new: bool
-) -> Any:
+def _configuration(config: HuggingFaceModel, features: Features, base: Any, *, is_new: bool) -> Any:
     """Return the model's own configuration, for these features."""
     transformers: Any = importlib.import_module("transformers")
     kind, targets = base["config"].get("model_type"), features.targets
@@ -160,9 +158,7 @@ def _configuration(
         own.pad_token_id = pad
     for key, value in given.items():
         if is_new and (set_to := getattr(own, key)) != value:
-            raise ConfigError(
-                f"model.config.{key}={value}: expt sets it itself, to {set_to}; leave it out"
-            )
+            raise ConfigError(f"model.config.{key}={value}: expt sets {set_to}; leave it out")
     return own
 
 

@@ -25,7 +25,6 @@ OWN = "own"
 SHOWN_NAMES = 3
 OPENED = (nn.Sequential, *CONTAINERS)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_NORMS = (nn.LayerNorm, nn.RMSNorm)  # those whose weights may have several dimensions
 Groups = list[dict[str, Any]]
 """An optimizer's groups of parameters, as torch takes them."""
 
@@ -35,9 +34,9 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
 
     First come those that no group matches, and of each group the parameters nearest to the head;
     empty groups are left out. Biases (by their names), norms, and all other parameters of fewer
-    than two dimensions decay in no group unless `decay_biases_and_norms`. With `layer_decay` the rate is
-    multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError for a
-    group that matches nothing.
+    than two dimensions decay in no group unless `decay_biases_and_norms`. With `layer_decay` the
+    rate is multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError
+    for a group that matches nothing.
     """
     named, every_decays = dict(module.named_parameters()), config.decay_biases_and_norms
     if every_decays and not config.groups and config.layer_decay is None:
@@ -59,7 +58,7 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
     parts = defaultdict[tuple[int, int, bool], list[nn.Parameter]](list)
     for name, one in named.items():
         owner = module.get_submodule(name.rpartition(".")[0])
-        is_of_few = one.dim() < 2 or "bias" in name or isinstance(owner, _NORMS)
+        is_of_few = one.dim() < 2 or "bias" in name or isinstance(owner, nn.LayerNorm | nn.RMSNorm)
         is_undecayed = not every_decays and is_of_few
         parts[chosen[name], depth[name], is_undecayed].append(one)
     found: Groups = []

@@ -69,4 +69,4 @@ def test_words_may_come_in_any_order_around_a_new_file(
         else:
             assert parser.parse_args(words).folders == ["a", "b"]
     with pytest.raises(ConfigError, match="nowhere is not a folder"):
-        subcommands.refuse_taken("--output", Path("nowhere/x"))
+        subcommands.refuse_taken("--output", Path("nowhere/x"), force=True)

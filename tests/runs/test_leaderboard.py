@@ -224,7 +224,7 @@ def test_without_a_test_the_tasks_metric_of_val_stands_beside_the_loss(
 ) -> None:
     leave_run(tmp_path, "lr=1", 0.25, objective=objective, config={"task": {"name": task}})
     best: Any = {"metric": objective, "value": 0.25, "epoch": 1}
-    found = {tag: 0.5 for tag in (objective, "loss/val", *beside)}
+    found = dict.fromkeys((objective, "loss/val", *beside), 0.5)
     update_result(RunPaths(tmp_path / "lr=1"), metrics=found, best=best)
     points = [(10, 1, dict.fromkeys(found, 0.25)), (20, 2, found)]
     record_points(RunPaths(tmp_path / "lr=1"), *points)
