@@ -17,7 +17,7 @@ def main(words: Sequence[str]) -> int:
     about = "List datasets decoded for later runs; those not used for longest go if space is short."
     parser, clears = Parser("cache", about), "remove all of them, except those being written"
     parser.add_argument("--clear", action="store_true", help=clears)
-    asked = parser.parse_args(list(words))
+    asked = parser.parse_args(words)
     cache.remove_left_over()
     console, found = Console(), cache.entries()
     removed = [entry for entry in found if asked.clear and cache.remove(entry.path)]

@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
     about = "Test what a run needs of this machine, and name the fix for what fails."
     parser, root = Parser("doctor", about), "dataset.root=FOLDER"
     parser.add_argument("words", nargs="*", metavar=root, help="where to look for data")
-    found = parser.parse_args(list(words)).words
+    found = parser.parse_args(words).words
     if unknown := [word for word in found if not word.startswith("dataset.root=")]:
         raise ConfigError(f"doctor {unknown[0]}: no such option; use dataset.root=FOLDER")
     roots = [os.path.expanduser(word.partition("=")[2]) for word in found]

@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> int:
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
     trained_runs.add_options(parser)
     add("--config-dir", type=Path, metavar="DIR", help="custom YAML for dataset=... [conf]")
-    asked = parser.parse_intermixed_args(list(words))
+    asked = parser.parse_args(words)
     runs, settings = trained_runs.named([asked.run, *asked.words])
     options = {"best": asked.best, "filters": asked.filter, "flips": asked.flips}
     evaluate(runs, settings, config_dir=asked.config_dir, **options)

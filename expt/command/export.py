@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from expt import machine
 from expt.command import terminal
 from expt.command.trained_runs import chosen
-from expt.command.words import Parser, positive
+from expt.command.words import Parser, positive, refuse_taken
 from expt.errors import ConfigError, require
 from expt.runs.named_checkpoint import run_and_which, trained_run
 from expt.runs.paths import RunPaths
@@ -41,15 +40,14 @@ def main(words: Sequence[str]) -> int:
     add("run", type=Path, metavar="RUN", help="the folder of a run; of a sweep: its best")
     add("--format", required=True, choices=FORMATS, help="of the file")
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
-    add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
+    parser.add_output("--output", f"[{usual}]")
     add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
     add("--batch-size", type=positive, metavar="N", help="take batches of this size only [any]")
     about = "include normalising and encoding: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
     add("--adapters", action="store_true", help="write LoRA's adapters alone, for peft")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
-    add("--force", action="store_true", help="overwrite an existing file; never a folder")
-    asked = parser.parse_args(list(words))
+    asked = parser.parse_intermixed_args(list(words))  # `_file` looks at the output
     run, which = chosen([str(asked.run)], asked.which, best=None, filters=())[0]
     trained_run(run, which)
     file = _file(run, asked.format, asked.output, force=asked.force)
@@ -63,7 +61,15 @@ def main(words: Sequence[str]) -> int:
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
     common = {"which": which, "tolerance": asked.tolerance}
-    checks = _written(run, file, asked, common)
+    if asked.format == "huggingface":
+        from expt.inference import published  # late: it imports torch
+
+        checks = published.export(run, file, adapters=asked.adapters, **common)
+    else:
+        from expt.inference import export  # late: it imports torch
+
+        sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
+        checks = export.export(run, file, asked.format, force=asked.force, **sizes, **common)
     terminal.put(exported=str(file.absolute()), checks=checks)
     console = Console()
     if run != run_and_which(asked.run, asked.which)[0]:
@@ -76,25 +82,11 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _written(run: Path, file: Path, asked: Any, common: dict[str, Any]) -> dict[str, str]:
-    """Write the file, or the folder; return the results of the checks."""
-    if asked.format == "huggingface":
-        from expt.inference import published  # late: it imports torch
-
-        return published.export(run, file, adapters=asked.adapters, **common)
-    from expt.inference import export  # late: it imports torch
-
-    sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess, "force": asked.force}
-    return export.export(run, file, asked.format, **sizes, **common)
-
-
 def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
     file, is_folder = output or RunPaths(run).exported(kind), kind == "huggingface"
-    if not file.parent.is_dir() or (file.exists() and file.is_dir() != is_folder):
-        what = "folder" if is_folder else "file"
-        raise ConfigError(f"--output {file}: name a {what} in a folder that is there")
+    if file.exists() and file.is_dir() != is_folder:
+        raise ConfigError(f"--output {file}: name a {'folder' if is_folder else 'file'}")
     if is_folder and file.is_dir() and any(file.iterdir()):  # whose files may be somebody's
         raise ConfigError(f"{file}: is there already; remove it, or name another by --output")
-    if not is_folder and file.exists() and not force:
-        raise ConfigError(f"{file}: is there already; use --force, or --output FILE")
+    refuse_taken("--output", file, force=force)
     return file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -65,9 +64,9 @@ def main(words: Sequence[str]) -> int:
     add("--from", type=float, default=1e-6, dest="least", metavar="LR", help="first rate [1e-6]")
     add("--to", type=float, default=10.0, dest="most", metavar="LR", help="last rate [10]")
     add("--steps", type=positive, default=100, metavar="N", help="steps, of a minute at most [100]")
-    add("--output", type=Path, metavar="FILE", help="draw the curve: .png, .svg, .pdf")
+    parser.add_output("--output", "draw the curve: .png, .svg, .pdf")
     add("--config-dir", metavar="DIR", help="folder of custom YAML [conf]")
-    asked = parser.parse_intermixed_args(list(words))
+    asked = parser.parse_args(words)
     if not 0 < asked.least < asked.most < math.inf:
         raise ConfigError(f"--from {asked.least:g} --to {asked.most:g}: give 0 < from < to")
     from expt.command import grammar  # late: Hydra
@@ -88,7 +87,7 @@ def main(words: Sequence[str]) -> int:
     if asked.output and not points:
         warn(f"--output {asked.output}: there is no finite loss to draw")
     elif asked.output:
-        _draw(points, proposed, asked.output)
+        _draw(points, proposed, asked.output, force=asked.force)
     return 0
 
 
@@ -177,8 +176,10 @@ def _show(points: Sequence[Point], proposed: float | None) -> None:
         say(console, f"proposed     optimizer.lr={proposed:.1e}")
 
 
-def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
+def _draw(points: Sequence[Point], proposed: float | None, file: Path, *, force: bool) -> None:
     from matplotlib.figure import Figure
+
+    from expt.inference.writing import new_file  # late: for a drawing only
 
     drawing = Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
     axes = drawing.subplots()
@@ -191,7 +192,8 @@ def _draw(points: Sequence[Point], proposed: float | None, file: Path) -> None:
     fall = max(first - least, abs(first) / 10)
     axes.set(xlabel="optimizer.lr", ylabel="loss", ylim=(least - fall / 10, first + fall))
     axes.legend()
-    drawing.savefig(file)
+    with new_file(file, force=force) as opened:
+        drawing.savefig(opened, format=file.suffix[1:])
 
 
 def _refuse_undrawable(file: Path) -> None:
@@ -201,5 +203,3 @@ def _refuse_undrawable(file: Path) -> None:
     if file.suffix[1:] not in FigureCanvasBase.filetypes:
         known = ", ".join(FigureCanvasBase.filetypes)
         raise ConfigError(f"--output {file}: its suffix is none of {known}")
-    if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        raise ConfigError(f"--output {file}: cannot be written; name another file")

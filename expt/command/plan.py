@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         "--vocabulary", type=positive, metavar="N", help="number of tokens, if no tokenizer is here"
     )
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
-    options = parser.parse_intermixed_args(list(words))
+    options = parser.parse_args(words)
     config, vocabulary = _configured(options)
     from expt.planning.plan import footprints  # late: it imports torch
 

@@ -81,7 +81,10 @@ def main(words: Sequence[str]) -> int:
     if output is not None and to_file:
         if os.path.abspath(output) in map(os.path.abspath, chosen.inputs.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
-        writing.check(output, masks=masks, force=force)
+        allowed = ("", ".npz") if masks else tuple(writing.FILES)
+        if output.suffix.lower() not in allowed or (not output.suffix and output.is_file()):
+            wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(allowed)}"
+            raise ConfigError(f"--output {output}: name {wanted}")
     with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
         return _predict(chosen, output, filled, to_file=to_file, force=force)
 
@@ -96,11 +99,10 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("paths", nargs="*", metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--text", action="append", default=[], dest="texts", help="a text instead of files")
-    add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
+    parser.add_output("--output", ".csv, .jsonl, .npz; - is the terminal, as CSV")
     add(
         "--template", type=Path, metavar="CSV", help="fill its columns, in its order, into --output"
     )
-    add("--force", action="store_true", help="overwrite an existing output")
     add("--top", type=int, metavar="K", help="only the K likeliest classes")
     trained_runs.add_options(parser)
     add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
@@ -108,7 +110,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... [auto]")
     amp = ("recorded", "false", "true", "bf16", "fp16")
     add("--amp", choices=amp, default="recorded", help="mixed precision [as the run had it]")
-    found = vars(parser.parse_intermixed_args(list(words)))
+    found: dict[str, Any] = vars(parser.parse_args(words))
     runs, paths = trained_runs.named([found.pop("run"), *found["paths"]])
     options = {"best": found.pop("best"), "filters": found.pop("filter")}
     found["runs"] = trained_runs.chosen(runs, found.pop("which"), **options)

@@ -15,9 +15,10 @@ from expt.command import terminal
 from expt.command.conclude import conclude, describe_hidden, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
+from expt.inference.writing import new_file
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, in_newest, without_copies
-from expt.runs.paths import is_sweep, write_atomically
+from expt.runs.paths import is_sweep
 from expt.runs.result import COMPLETED, FAILED
 from expt.runs.view import verdict
 from expt.runs.view.leaderboard import leaderboard
@@ -57,13 +58,14 @@ class Asked(argparse.Namespace):
     sort: str | None
     filter: list[str]
     all: bool
-    csv: str | None
+    csv: Path | None
     verdict: bool
     metric: str | None
     importance: bool
     optuna: Path | None
     html: Path | None
     plot: Path | None
+    force: bool
 
     @functools.cached_property
     def of_sweep(self) -> bool:
@@ -91,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     asked = parse(words)
     if asked.html and not asked.of_sweep:
         raise ConfigError("--html: is about one sweep; name its folder")
-    console = Console(stderr=asked.csv == "-")  # stdout is the table's
+    console = Console(stderr=asked.csv == Path("-"))  # stdout is the table's
     is_whole = asked.of_sweep and asked.is_plain
     if asked.optuna or not is_whole:
         found = Found.below(asked)
@@ -101,11 +103,15 @@ def main(words: Sequence[str]) -> int:
         _print_leaderboard(console, asked)
         return 0
     if asked.html:
-        from expt.command.report_page import write_page  # late: it draws
+        from expt.command.report_page import page_about  # late: it draws
 
         runs, _ = found.passing(asked.filter)
         found.check("--sort", asked.sort, runs)
-        write_page(console, asked.html, asked.folders[0], runs, asked.sort)
+        text = page_about(asked.folders[0], runs, asked.sort)
+        with new_file(asked.html, force=asked.force, option="--html") as file:
+            file.write(text.encode())
+        terminal.put(html=str(asked.html.absolute()))
+        say(console, f"written      {asked.html}")
     elif asked.verdict:
         _print_verdict(console, asked, found)
     elif asked.importance:
@@ -232,10 +238,11 @@ def _print_importance(console: Console, asked: Asked, found: Found) -> None:
 
 def _write_study(console: Console, asked: Asked, file: Path, found: Found) -> None:
     """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
-    with _writing("--optuna", file):
-        if file.exists():
-            raise ConfigError(f"--optuna {file}: is there already; choose another name")
+    try:
+        file.unlink(missing_ok=True)  # by --force: a journal is added to
         study_of(asked.folders[0], found.passing(asked.filter)[0], file)
+    except OSError as error:
+        raise ConfigError(f"--optuna {file}: {error.strerror}") from None
     say(console, f"study        {file}; look at it: optuna-dashboard {file}")
 
 
@@ -258,14 +265,14 @@ def parse(words: Sequence[str]) -> Asked:
     add("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
     add("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, *")
     add("--all", action="store_true", help="also runs that a sweep's newest grid does not name")
-    add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
+    parser.add_output("--csv", "all settings and metrics of the runs; - is the terminal")
     add("--verdict", action="store_true", help="test whether settings differ, by seeds")
     add("--metric", metavar="TAG", help="what --verdict compares [objective]")
     add("--importance", action="store_true", help="which settings mattered, by Optuna")
-    add("--optuna", type=Path, metavar="FILE", help="write a study for optuna-dashboard")
-    add("--html", type=Path, metavar="FILE", help="write one page about a sweep, to hand on")
-    add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
-    asked = parser.parse_args(list(words), Asked())
+    parser.add_output("--optuna", "write a study for optuna-dashboard")
+    parser.add_output("--html", "write one page about a sweep, to hand on")
+    parser.add_output("--plot", "draw learning curves: PNG, SVG or PDF")
+    asked: Asked = parser.parse_args(words, Asked())
     asked.folders = asked.folders or [Path("outputs")]
     if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
@@ -288,7 +295,7 @@ def report(console: Console, asked: Asked, found: Found) -> None:
     runs = kept if are_two else in_order(kept, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)
     written = _write_files(runs, asked)
-    if asked.csv == "-":
+    if asked.csv == Path("-"):
         sys.stdout.write(listing_csv(runs))
     elif asked.of_sweep and asked.filter:
         best, old = best_of(asked.folders[0], kept), stale(kept)
@@ -315,9 +322,9 @@ def report(console: Console, asked: Asked, found: Found) -> None:
 def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
     """Write the table and the curves that are asked for; return a line about each."""
     lines = list[str]()
-    if asked.csv and asked.csv != "-":
-        with _writing("--csv", asked.csv):
-            write_atomically(Path(asked.csv), listing_csv(runs))
+    if asked.csv and asked.csv != Path("-"):
+        with new_file(asked.csv, force=asked.force, option="--csv") as file:
+            file.write(listing_csv(runs).encode())
         lines.append(f"table        {asked.csv}")
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
@@ -328,12 +335,3 @@ def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
             raise ConfigError(f"--plot {error}") from None
         lines.append(f"curves       {asked.plot}")
     return lines
-
-
-@contextlib.contextmanager
-def _writing(option: str, file: object) -> Iterator[None]:
-    """Raise ConfigError, with the option, for a file that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{option} {file}: {error.strerror}") from None

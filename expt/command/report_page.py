@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.command import terminal
 from expt.command.conclude import again
 from expt.config.keys import flat
 from expt.errors import ConfigError, counted, first_line, listed, require
@@ -19,12 +18,11 @@ from expt.features import Features, Numbers
 from expt.late import np
 from expt.runs import provenance
 from expt.runs.found import FoundRun, without_copies
-from expt.runs.paths import write_atomically
 from expt.runs.view import curves, page, verdict
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows
-from expt.runs.view.text import Console, cells, plain_table, say, setting, shown_path
+from expt.runs.view.text import cells, plain_table, setting, shown_path
 from expt.search.conclusion import best_of
 from expt.search.study import importance, importance_tables
 
@@ -34,10 +32,8 @@ NAMED = 6
 """The largest number of settings that the question names."""
 
 
-def write_page(
-    console: Console, file: Path, folder: Path, runs: Sequence[FoundRun], sort: str | None
-) -> None:
-    """Write the page about these runs of a sweep. Raises ConfigError where that is not possible."""
+def page_about(folder: Path, runs: Sequence[FoundRun], sort: str | None) -> str:
+    """Return the page about these runs of a sweep. Raises ConfigError without its libraries."""
     require("--html", "matplotlib", "scipy", "optuna", extra="plot,search")  # a page has no gaps
     runs = without_copies(runs)[0]
     best = best_of(folder, runs)
@@ -49,12 +45,7 @@ def write_page(
         "What mattered": _unless_refused(_importance, folder, runs),
         **(_of_best(best) if best else {}),
     }
-    try:
-        write_atomically(file, page.page(shown_path(folder), sections.items()))
-    except OSError as error:
-        raise ConfigError(f"--html {file}: {error.strerror}") from None
-    terminal.put(html=str(file.absolute()))
-    say(console, f"written      {file}")
+    return page.page(shown_path(folder), sections.items())
 
 
 def _question(runs: Sequence[FoundRun]) -> list[str]:

@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="folder of a run, also in a sweep")
     add("into", nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
-    asked = parser.parse_args(list(words))
+    asked = parser.parse_args(words)
     forkserver.warm()
     rerun(asked.folder, asked.into, typed_at=time.monotonic())
     return 0

@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
         of = " and ".join(name for name, own in OPTIONS.items() if option in own)
         add(f"--{option.replace('_', '-')}", metavar="NAME", help=f"of {of} [the run's]")
     add("--checkpoints", action="store_true", help="send the best and the last too")
-    asked = parser.parse_args(list(words))
+    asked = parser.parse_args(words)
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):
         raise ConfigError(f"--checkpoints: {parts.folder} has a sharded checkpoint; leave it out")

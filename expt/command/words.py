@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from expt.errors import ConfigError
 
@@ -45,10 +47,36 @@ class Parser(argparse.ArgumentParser):
         )
         about = "print one JSON document to stdout, and all else to stderr"
         self.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=about)
+        self._outputs = list[str]()
+
+    def add_output(self, option: str, about: str) -> None:
+        """Add an option for a file to write, and `--force`, without which none is overwritten."""
+        self.add_argument(option, type=Path, metavar="FILE", help=about)
+        if not self._outputs:
+            what = "overwrite an existing file; never a folder"
+            self.add_argument("--force", action="store_true", help=what)
+        self._outputs.append(option)
+
+    def parse_args(self, words: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        """Read words in any order. Raise ConfigError where an output can't be written."""
+        asked = self.parse_intermixed_args(list(words), namespace)
+        for option in self._outputs:
+            if (file := getattr(asked, option.strip("-"))) not in (None, Path("-")):
+                refuse_taken(option, file, force=asked.force)
+        return asked
 
     def error(self, message: str) -> NoReturn:
         """Raise, where argparse would print and exit."""
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def refuse_taken(option: str, file: Path, *, force: bool) -> None:
+    """Raise ConfigError where an output can't be written, before anything is computed."""
+    parent = file.absolute().parent
+    if not parent.is_dir() or not os.access(file if file.is_dir() else parent, os.W_OK):
+        raise ConfigError(f"{option} {file}: {parent} is not a folder that can be written to")
+    if not force and (any(file.iterdir()) if file.is_dir() else file.exists()):
+        raise ConfigError(f"{option} {file}: is there already; use --force, or another name")
 
 
 def positive(text: str) -> int:

@@ -28,21 +28,8 @@ Write: TypeAlias = "Callable[[Answers, Feature], None]"
 """Takes answers as they come."""
 
 
-def check(output: Path, *, masks: bool, force: bool) -> None:
-    """Raise ConfigError where the output can't be written, before anything is computed."""
-    allowed = ("", ".npz") if masks else tuple(FILES)
-    if output.suffix.lower() not in allowed or (masks and not output.suffix and output.is_file()):
-        wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(FILES)}"
-        raise ConfigError(f"--output {output}: name {wanted}")
-    parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(output if output.is_dir() else parent, os.W_OK):
-        raise ConfigError(f"--output {output}: {parent} is not a folder that can be written to")
-    if not force and (any(output.iterdir()) if output.is_dir() else output.exists()):
-        raise ConfigError(f"--output {output}: is there already; use --force, or another name")
-
-
 @contextlib.contextmanager
-def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
+def new_file(output: Path, *, force: bool, option: str = "--output") -> Iterator[IO[bytes]]:
     """Open a file that takes its name where the block ends well.
 
     Raise ConfigError for one that is there.
@@ -57,9 +44,9 @@ def in_words(output: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:
-        raise ConfigError(f"--output {output}: is there by now; use --force") from None
+        raise ConfigError(f"{option} {output}: is there by now; use --force") from None
     except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror or error}") from error
+        raise ConfigError(f"{option} {output}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

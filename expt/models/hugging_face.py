@@ -88,7 +88,7 @@ def build(
     try:
         with quiet():
             base = base or published_files.described(config)
-            own = _configuration(config, features, base)
+            own = _configuration(config, features, base, is_new=fetch)
             model, drawn = _built(config, own, features, fetch=fetch)
             fixed: list[str] = []
             if config.lora.rank:
@@ -123,7 +123,7 @@ def _refuse_inputs(example: Any) -> None:
         )
 
 
-def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[str, Any]) -> Any:
+def _configuration(config: HuggingFaceModel, features: Features, base: Any, *, is_new: bool) -> Any:
     """Return the model's own configuration, for these features."""
     transformers: Any = importlib.import_module("transformers")
     kind, targets = base["config"].get("model_type"), features.targets
@@ -138,6 +138,8 @@ def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[s
         hint = did_you_mean(unknown[0], own.to_dict())
         raise ConfigError(f"model.config.{unknown[0]}: {kind} has no such entry.{hint}")
     own.update(changed)
+    given = {key: getattr(own, key) for key in changed}
+    own.dtype = "float32"
     vocabulary, known = features.shapes.get("vocab_size", 0), getattr(own, "vocab_size", None)
     if known is not None and vocabulary > known:
         raise ConfigError(
@@ -154,6 +156,9 @@ def _configuration(config: HuggingFaceModel, features: Features, base: Mapping[s
             ends = own.eos_token_id  # by which decoders find the last token of a text
             pad = ends[0] if isinstance(ends, list | tuple) else ends
         own.pad_token_id = pad
+    for key, value in given.items():
+        if is_new and (set_to := getattr(own, key)) != value:
+            raise ConfigError(f"model.config.{key}={value}: expt sets {set_to}; leave it out")
     return own
 
 

@@ -33,10 +33,10 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
     """Return a module's parameters in the groups that the settings of an optimizer ask for.
 
     First come those that no group matches, and of each group the parameters nearest to the head;
-    empty groups are left out. Biases and norms, which are all parameters of fewer than two
-    dimensions, decay in no group unless `decay_biases_and_norms`. With `layer_decay` the rate is
-    multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError for a
-    group that matches nothing.
+    empty groups are left out. Biases (by their names), norms, and all other parameters of fewer
+    than two dimensions decay in no group unless `decay_biases_and_norms`. With `layer_decay` the
+    rate is multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError
+    for a group that matches nothing.
     """
     named, every_decays = dict(module.named_parameters()), config.decay_biases_and_norms
     if every_decays and not config.groups and config.layer_decay is None:
@@ -57,7 +57,9 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
     depth = dict.fromkeys(named, 0) if config.layer_decay is None else depths(module)
     parts = defaultdict[tuple[int, int, bool], list[nn.Parameter]](list)
     for name, one in named.items():
-        is_undecayed = not every_decays and one.dim() < 2
+        owner = module.get_submodule(name.rpartition(".")[0])
+        is_of_few = one.dim() < 2 or "bias" in name or isinstance(owner, nn.LayerNorm | nn.RMSNorm)
+        is_undecayed = not every_decays and is_of_few
         parts[chosen[name], depth[name], is_undecayed].append(one)
     found: Groups = []
     for (number, layer, is_undecayed), part in sorted(parts.items()):

@@ -10,6 +10,7 @@ import pytest
 
 from expt.command import export
 from expt.command.report import main
+from expt.errors import ConfigError
 from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
@@ -176,5 +177,9 @@ def test_a_regressions_page_has_its_predictions_and_rows_are_made_once(
     assert "run          " in capsys.readouterr().out
     assert text.count("<svg") == 2
     update_result(run.paths, eval_s=1e6)
-    assert main([str(tmp_path / "sweep"), "--html", str(tmp_path / "page.html")]) == 0
+    page = ["--html", str(tmp_path / "page.html")]
+    with pytest.raises(ConfigError, match=r"page\.html: is there already; use --force"):
+        main([str(tmp_path / "sweep"), *page])
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text
+    assert main([*page, "--force", str(tmp_path / "sweep")]) == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count("<svg") == 1

@@ -217,6 +217,25 @@ def test_the_longest_text_is_tried_and_the_most_tokens_named(
             build(config, DEFAULT, features, example)
 
 
+@pytest.mark.parametrize(
+    ("entry", "other", "own"),
+    [
+        ("num_labels", 5, 3),
+        ("problem_type", "regression", "single_label_classification"),
+        ("dtype", "bfloat16", "float32"),
+        ("id2label", {0: "x"}, dict(enumerate(CLASSES.names))),
+    ],
+)
+def test_an_entry_that_the_data_decide_is_not_overwritten_in_silence(
+    bert: Path, entry: str, other: Any, own: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^model\.config\.{entry}=.*; leave it out"):
+        model_of(bert, config={entry: other})
+    kept, without = (model_of(bert, config=each).model for each in ({entry: own}, {}))
+    assert getattr(kept.config, entry) == getattr(without.config, entry)
+    model_of(bert, config={entry: other}, fetch=False)  # of a run from before
+
+
 def test_a_missing_package_is_named_with_the_command(bert: Path, monkeypatch: Patch) -> None:
     find = importlib.util.find_spec
     module = sys.modules["expt.errors"]

@@ -211,6 +211,28 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
 
 
+@pytest.mark.parametrize(
+    ("task", "objective", "beside"),
+    [
+        ("regression", "loss/val", ["mae/val"]),
+        ("language_model", "loss/val", ["perplexity/val"]),
+        ("classification", "accuracy/val", []),
+    ],
+)
+def test_without_a_test_the_tasks_metric_of_val_stands_beside_the_loss(
+    tmp_path: Path, task: str, objective: str, beside: list[str]
+) -> None:
+    leave_run(tmp_path, "lr=1", 0.25, objective=objective, config={"task": {"name": task}})
+    best: Any = {"metric": objective, "value": 0.25, "epoch": 1}
+    found = dict.fromkeys((objective, "loss/val", *beside), 0.5)
+    update_result(RunPaths(tmp_path / "lr=1"), metrics=found, best=best)
+    points = [(10, 1, dict.fromkeys(found, 0.25)), (20, 2, found)]
+    record_points(RunPaths(tmp_path / "lr=1"), *points)
+    head, line = shown(tmp_path)
+    assert head == ["lr", objective, *beside, "status", "train", "time"]
+    assert line[:-2] == ["1", "0.2500", *(["0.2500"] * len(beside)), "completed"], "of epoch 1"
+
+
 def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_path: Path) -> None:
     """In the epoch whose checkpoint it keeps, as the others do."""
     leave_run(tmp_path, "lr=1", 0.9)

@@ -83,6 +83,24 @@ def test_biases_and_norms_need_not_decay(make: Any) -> None:
     )[2:] == [(["head.weight"], 0.1, 0.5), (["head.bias"], 0.1, 0.0)]
 
 
+def test_biases_and_norms_of_several_dimensions_need_not_decay_either() -> None:
+    """As in Hugging Face's Trainer: the tables of T5 and Swin, the biases of XLNet."""
+    module = nn.ModuleDict(
+        {
+            "relative_attention_bias": nn.Embedding(32, 2),
+            "norm": nn.LayerNorm([4, 2, 2]),
+            "root": nn.RMSNorm([2, 3]),
+            "linear": nn.Linear(3, 3),
+        }
+    )
+    module.register_parameter("r_w_bias", nn.Parameter(torch.zeros(2, 16)))
+    module.register_parameter("table", nn.Parameter(torch.zeros(2, 16)))
+    made = build_optimizer(OPTIMIZERS["sgd"](decay_biases_and_norms=False), module)
+    assert [{*names} for names, _, decay in grouped(made, module) if decay] == [
+        {"linear.weight", "table"}
+    ]
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
     """As two optimisers would, each over its own part."""

@@ -57,15 +57,16 @@ def _lines(
     """Yield the names of the leaderboard's columns, then its rows."""
     keys = _keys(found)
     metrics = best_first(run for row in found for run in row.runs)
-    tests = [tag for tag in (f"{metric}/test" for metric in metrics) if tag != objective]
-    test = [tag for tag in tests if any(row.values_of(tag) for row in found)][:1]
-    after = [objective, *test, "status", "train time"]
+    others = [*(f"{metric}/test" for metric in metrics), f"{metrics[0]}/val"]  # some have no test
+    measured = (tag for tag in others if any(row.values_of(tag) for row in found))
+    other = [tag for tag in measured if tag != objective][:1]
+    after = [objective, *other, "status", "train time"]
     yield [*_headings(keys, after), *after]
     for row in found:
         yield [
             *(setting(row.settings.get(key, "")) for key in keys),
             spread(row.values),
-            *(spread(row.values_of(tag)) for tag in test),
+            *(spread(row.values_of(tag)) for tag in other),
             row.status + _mark_of_stale(row, stale),
             elapsed(row.seconds),
         ]

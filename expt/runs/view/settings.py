@@ -96,8 +96,10 @@ class Row:
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
-        """Return the final value of `tag` in each counted run."""
-        return [run.metrics[tag] for run in self.counted if tag in run.metrics]
+        """Return the value of `tag` in each counted run at its best evaluation, or of its test."""
+        is_final = tag.endswith("/test")
+        found = (run.metrics.get(tag) if is_final else run.value_of(tag) for run in self.counted)
+        return [value for value in found if value is not None]
 
     @property
     def mean(self) -> float:

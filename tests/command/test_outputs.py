@@ -1,0 +1,72 @@
+"""Files that commands write where a user says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from expt.command import words as subcommands
+from expt.command.words import WORDS, Parser, call
+from expt.errors import ConfigError
+from tests.command.test_report import leave
+from tests.facade import Capture, Patch
+
+NAMED = (
+    "report --csv", "report --plot", "report --optuna", "report sweep --html", "lr_range --output",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", NAMED)
+def test_an_existing_file_stays(option: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "sweep/a", 100, 0.9)
+    (tmp_path / "sweep/multirun.yaml").touch()
+    (tmp_path / "mine.png").write_text("mine")
+    word, *words = option.split()
+    folder = ["sweep"] if word == "report" and "sweep" not in words else []
+    with pytest.raises(ConfigError, match=f"^{words[-1]} mine.png: is there already; use --force"):
+        call(word, [*words, "mine.png", *folder])
+    assert (tmp_path / "mine.png").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.png", "sweep"}
+    if word == "report":
+        assert call(word, [*words, "mine.png", "--force", *folder]) == 0
+        assert (tmp_path / "mine.png").read_bytes() != b"mine"
+
+
+def test_every_option_that_names_a_file_has_force(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    of_files = set[str]()
+    for word in WORDS:
+        with pytest.raises(SystemExit):
+            call(word, ["--help"])
+        text = capsys.readouterr().out
+        if re.search(r"^  --\w+ FILE", text, re.MULTILINE):
+            of_files.add(word)
+            assert "  --force" in text, word
+    assert of_files == {"report", "export", "predict", "lr_range"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [("file", True), ("full", True), ("empty", False), ("new", False), ("-", False)],
+)
+def test_words_may_come_in_any_order_around_a_new_file(
+    name: str, is_taken: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/x").touch()
+    parser = Parser("one", "About.")
+    parser.add_argument("folders", nargs="*")
+    parser.add_output("--output", "about")
+    for forced in (["--force"], []):
+        words = ["a", "--output", name, *forced, "b"]
+        if is_taken and not forced:
+            with pytest.raises(ConfigError, match=f"--output {name}: is there already"):
+                parser.parse_args(words)
+        else:
+            assert parser.parse_args(words).folders == ["a", "b"]
+    with pytest.raises(ConfigError, match="nowhere is not a folder"):
+        subcommands.refuse_taken("--output", Path("nowhere/x"), force=True)
