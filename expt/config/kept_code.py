@@ -57,7 +57,7 @@ def keep(config: RunConfig, folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove what `keep` has copied, and the folder unless it holds other files."""
+    """Remove the copies of `keep`, and the folder unless it holds other files."""
     _remove_caches(folder)
     with contextlib.suppress(OSError):
         for file in (*folder.glob(f"{PREFIX}*.py"), folder / _SIGNATURE):

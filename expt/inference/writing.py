@@ -34,12 +34,12 @@ def new_file(output: Path, *, force: bool, option: str = "--output") -> Iterator
 
     Raise ConfigError for one that is there.
     """
-    with in_words(output), written(output, may_exist=force) as file:
+    with in_words(output, option), written(output, may_exist=force) as file:
         yield file
 
 
 @contextlib.contextmanager
-def in_words(output: Path) -> Iterator[None]:
+def in_words(output: Path, option: str = "--output") -> Iterator[None]:
     """Raise ConfigError where the output can't be written."""
     try:
         yield

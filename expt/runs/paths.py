@@ -176,7 +176,7 @@ class RunPaths:
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
     def found(self) -> list[Path]:
-        """Return what is there by a name that a run gives to its files, but for hidden ones."""
+        """Return the files that have the name of one of a run, but for hidden ones."""
         places = (each for each in vars(RunPaths).values() if isinstance(each, _Place))
         names = {"logs", *(each.names[0] for each in places)}
         found = [self.folder / name for name in sorted(names) if not name.startswith(".")]
@@ -211,7 +211,7 @@ class RunPaths:
 
         for folder in (*map(self.logs, self.attempts()), self.sent):
             shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # there is none, or it holds what is not the run's
+        with contextlib.suppress(OSError):  # there is none, or it holds other files
             self.logs(0).parent.rmdir()
         kept_code.remove(self.code)
         self.result.unlink(missing_ok=True)
