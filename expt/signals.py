@@ -62,10 +62,10 @@ def interrupts_noted() -> Iterator[None]:
 
 
 def raise_dropped() -> None:
-    """Raise KeyboardInterrupt where one has been dropped; from now on none is remembered."""
+    """Raise KeyboardInterrupt where a command has dropped one; from now on none is remembered."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _interrupted:
+    if _interrupted and _in_command:  # not that of an earlier command in this process
         raise KeyboardInterrupt
 
 
