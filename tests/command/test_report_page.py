@@ -159,6 +159,7 @@ def test_a_page_that_cannot_be_is_refused(
     assert not Path("page.html").exists()
 
 
+@pytest.mark.slow
 def test_a_regressions_page_has_its_predictions_and_rows_are_made_once(
     trained: Trained, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

@@ -112,7 +112,9 @@ def test_a_fork_has_all_of_a_custom_optimizer_s_state(alone: bool, train_alone: 
 
 
 @not_soft
-@pytest.mark.parametrize("own", [ROWS, OTHER], ids=["SparseAdam", "Adagrad"])
+@pytest.mark.parametrize(
+    "own", [ROWS, pytest.param(OTHER, marks=pytest.mark.slow)], ids=["SparseAdam", "Adagrad"]
+)
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_a_stopped_run_goes_on_to_the_same_bits(own: str, train_alone: TrainAlone) -> None:
     words = (*WORDS, own, "ema=0.9")
@@ -206,7 +208,9 @@ def test_mistakes_are_named(own: str, key: str, typed: Typed, tmp_path: Any) -> 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", ["ddp.comm_hook=fp16", "strategy=fsdp"])
+@pytest.mark.parametrize(
+    "words", [pytest.param("ddp.comm_hook=fp16", marks=pytest.mark.slow), "strategy=fsdp"]
+)
 def test_what_takes_no_sparse_gradients_says_so(words: str, typed: Typed, tmp_path: Any) -> None:
     done = typed(*WORDS, ROWS, "world_size=2", words, f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 2
