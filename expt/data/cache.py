@@ -24,7 +24,7 @@ LIMIT_GB = 50.0
 """The size of all decoded datasets together, without EXPT_CACHE_GB."""
 _FORMAT = 2  # raise it when the format of entries changes
 _NEW = ".new-"
-_NAME = re.compile(r".+-[0-9a-f]{16}\..+")
+_NAME = re.compile(r".+-[0-9a-f]+\..+")
 """The name of an entry: a folder of another name is a person's."""
 
 
@@ -185,7 +185,7 @@ def _make_room(kept: Path, limit: int) -> None:
 def entries() -> list[Entry]:
     """Return all entries, the last used first."""
     found = []
-    for path in filter(_is_entry, _folder().glob("[!.]*")):
+    for path in filter(lambda path: _NAME.fullmatch(path.name), _folder().glob("[!.]*")):
         with contextlib.suppress(OSError):  # gone meanwhile
             size = sum(part.stat().st_size for part in path.iterdir())
             found.append(Entry(path, size, path.stat().st_mtime))
@@ -204,12 +204,8 @@ def remove(path: Path) -> bool:
 
 def remove_left_over() -> None:
     """Remove entries that killed commands have left half written."""
-    for path in filter(_is_entry, _folder().glob(f"{_NEW}*")):
+    for path in _folder().glob(f"{_NEW}*"):
         remove(path)
-
-
-def _is_entry(path: Path) -> bool:
-    return _NAME.fullmatch(path.name) is not None
 
 
 class CachedImages:

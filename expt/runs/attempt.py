@@ -61,8 +61,7 @@ class Attempt:
 
         Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
-        if self.request.resumes:
-            self._refuse_foreign()
+        self._refuse_foreign()
         # Refused before a file is written.
         source, rollback = continuing.find(self.request), Rollback(self.paths)
         if source is not None:
@@ -100,7 +99,8 @@ class Attempt:
         """Raise ConfigError for files that no record claims: a new start would remove some."""
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
-        if "identity" in record or refused or candidates(paths.last):
+        resumes = self.request.resumes and candidates(paths.last)
+        if "identity" in record or refused or resumes:
             return
         for path in paths.found(hidden=False):
             if path not in (paths.result, paths.logs(0).parent):
