@@ -199,7 +199,7 @@ class RunPaths:
 
     def holds_only_refusal(self) -> bool:
         """Return whether the folder holds only the record of a run that could not start."""
-        known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
+        known = {self.result, self.lock, self.sent, self.code, self.tokenizer, *self.event_files()}
         return {*self.folder.iterdir()} <= known
 
     def has_trained(self) -> bool:
@@ -219,7 +219,7 @@ class RunPaths:
         """Remove the files of a run in a new folder that was refused before it began."""
         from expt.config import kept_code  # late: pydantic
 
-        for folder in (*map(self.logs, self.attempts()), self.sent):
+        for folder in (*map(self.logs, self.attempts()), self.sent, self.tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # there is none, or it holds other files
             self.logs(0).parent.rmdir()

@@ -322,9 +322,9 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
 def test_only_entries_make_room_in_a_folder_of_ones_own(
     root: Path, cache: Path, monkeypatch: Patch
 ) -> None:
-    own = [cache / name / "mine" for name in ("holiday", "films.2020", "a-b.c")]
+    own = [cache / name / "mine" for name in ("holiday", "films.2020", "2020-12.raw")]
     for file in own:
-        file.parent.mkdir()
+        file.parent.mkdir(parents=True)
         file.touch()
     monkeypatch.setenv("EXPT_CACHE_GB", "0")
     for name in ("a-1.1", "b-1.1"):
