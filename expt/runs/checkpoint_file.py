@@ -85,8 +85,8 @@ def candidates(last: Path) -> list[Path]:
     Raises ConfigError where there are only those of an earlier version of expt.
     """
     beside = last.parent.glob(f"{last.stem}-*{last.suffix}")  # some may be a person's copies
-    older = (path for path in beside if path.stem.removeprefix(f"{last.stem}-").isdecimal())
-    older = sorted(older, key=lambda path: (len(path.name), path.name))
+    mine = (path for path in beside if path.stem.removeprefix(f"{last.stem}-").isdecimal())
+    older = sorted(mine, key=lambda path: (len(path.name), path.name))
     found = [path for path in (last, *older) if path.exists()]
     if not found and (pickled := last.with_suffix(".pt")).exists():
         raise ConfigError(
