@@ -17,8 +17,9 @@ from expt.runs import provenance
 from expt.runs.failure import alike, faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, in_newest, without_copies
 from expt.runs.overrides import is_resume_auto, joined, words_after_expt
+from expt.runs.paths import SUMMARY_CSV, SUMMARY_TABLE
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
-from expt.runs.view.leaderboard import SUMMARY_CSV, SUMMARY_TABLE, leaderboard, write_summary
+from expt.runs.view.leaderboard import leaderboard, write_summary
 from expt.runs.view.listing import in_order
 from expt.runs.view.settings import read_runs
 from expt.runs.view.summary import print_stale, stale

@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
-        if os.path.abspath(output) in map(os.path.abspath, chosen.inputs.files):
+        if os.path.realpath(output) in map(os.path.realpath, chosen.inputs.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         allowed = ("", ".npz") if masks else tuple(writing.FILES)
         if output.suffix.lower() not in allowed or (not output.suffix and output.is_file()):

@@ -78,6 +78,7 @@ class Sweep:
         """
         if self._opened is None:
             paths.refuse_mixed(self.folder, "hydra.sweep.dir")
+            paths.refuse_foreign(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire()
@@ -104,6 +105,7 @@ class Sweep:
         observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
 
         def rounds(*_: object) -> Iterator[Iterator[Job]]:
+            write_grid(self.folder, record)
             yield self._jobs(runs, observer)
             until = time.monotonic() + 2.0  # it has stopped early, and others may be complete
             for run in itertools.takewhile(lambda _: time.monotonic() < until, runs):
@@ -112,7 +114,6 @@ class Sweep:
 
         left_out = {*read_grid(self.folder).get("left_out", ())}
         record = GridRecord(repetitions=grid.repetitions, left_out=[*left_out])
-        write_grid(self.folder, record)
         try:
             self.carry_out(rounds, observer)
         finally:
@@ -214,7 +215,7 @@ class Sweep:
         names = (paths.SWEEP_RECORD, paths.GRID_RECORD)
         own = {*(self.folder / name for name in names), RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
-            if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
+            if self._lock.is_locked and self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()
                 for path in own:
                     path.unlink(missing_ok=True)

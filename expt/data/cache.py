@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -23,6 +24,8 @@ LIMIT_GB = 50.0
 """The size of all decoded datasets together, without EXPT_CACHE_GB."""
 _FORMAT = 2  # raise it when the format of entries changes
 _NEW = ".new-"
+_NAME = re.compile(r".+-[0-9a-f]+\.[0-9a-f]+")
+"""The name of an entry: a folder of another name is a person's."""
 
 
 class Arrays(NamedTuple):
@@ -182,7 +185,7 @@ def _make_room(kept: Path, limit: int) -> None:
 def entries() -> list[Entry]:
     """Return all entries, the last used first."""
     found = []
-    for path in _folder().glob("[!.]*"):
+    for path in filter(lambda path: _NAME.fullmatch(path.name), _folder().glob("[!.]*")):
         with contextlib.suppress(OSError):  # gone meanwhile
             size = sum(part.stat().st_size for part in path.iterdir())
             found.append(Entry(path, size, path.stat().st_mtime))

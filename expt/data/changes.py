@@ -28,7 +28,7 @@ from expt.config.own_code import PREFIX, is_installed, own_files
 _COMPARED = 4096
 """Numbers of a tensor, or characters of a text, that are compared."""
 _ADDED_UP = 10_000_000
-"""The most numbers of a tensor or array whose sum is compared, too."""
+"""The most numbers of a tensor or array whose checksum is compared, too."""
 _OBJECTS = 512
 """Objects of an attribute that are looked at."""
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
@@ -54,7 +54,9 @@ def attributes(one: Any) -> dict[str, Any]:
     if not isinstance(one, nn.Module):
         return found
     for parameter, _ in one.named_parameters(recurse=False):
-        found.pop(re.sub("_(orig|g|v)$", "", parameter), None)  # prune, weight_norm, ...
+        name = re.sub("_(orig|g|v)$", "", parameter)  # of prune, weight_norm, ...
+        if isinstance(found.get(name), Tensor):
+            del found[name]
     return found | dict(one.named_buffers(recurse=False))
 
 
@@ -193,16 +195,15 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Trace:
 
 
 def digest(value: Tensor | np.ndarray[Any, Any]) -> bytes | None:
-    """Return a digest of type, shape and numbers; of many, some are compared, and a sum of all."""
+    """Return a digest of type, shape and numbers; of many, some and a checksum."""
     try:
-        flat, total = value.reshape(-1), ""
+        flat = value.reshape(-1)
         some: Any = flat[:: max(1, len(flat) // _COMPARED)]
-        adds = _COMPARED < len(flat) <= _ADDED_UP
-        if isinstance(flat, Tensor):
-            total = str(flat.detach().sum().item()) if adds else ""
-            some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
-        elif adds:
-            total = str(zlib.adler32(flat.tobytes()))
+        every: Any = flat if _COMPARED < len(flat) <= _ADDED_UP else flat[:0]
+        if isinstance(value, Tensor):
+            tensors = (each.detach().cpu().contiguous() for each in (some, every))
+            some, every = (each.view(torch.uint8).numpy() for each in tensors)
+        total = zlib.adler32(every if isinstance(value, Tensor) else every.tobytes())
         about = f"{value.dtype} {[*value.shape]} {total}".encode()
         return hashlib.blake2b(about + some.tobytes(), digest_size=16).digest()
     except Exception:  # sparse, meta, ...

@@ -182,9 +182,10 @@ class Column:
 
     @property
     def names_rows(self) -> bool:
-        """True if each row has another text; of very many the first ones tell."""
-        few = int(min(self._rows, self._most))
-        return FEW <= few == len(self.texts) == len(np.unique(self.codes[:few]))
+        """True if each row has another text; the last code stands for all beyond very many."""
+        if not FEW <= min(self._rows, self._most) == len(self.texts):
+            return False
+        return bool((np.bincount(self.codes.ravel() + 1)[1:-1] == 1).all())
 
     @property
     def categories(self) -> list[str]:

@@ -148,6 +148,7 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
     It is named as the picture is below `root`. Raise ConfigError where names clash.
     """
     _refuse_clashes(folder, paths, root)
+    folder = folder.resolve()  # a link stays one
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
 
     def write(answers: Answers, form: Feature) -> None:
@@ -172,15 +173,13 @@ def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
         mask = _mask_name({"path": path}, root)
         if names.setdefault(mask, path) != path:
             raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
-        if os.path.abspath(folder / mask) == os.path.abspath(path):
+        if os.path.realpath(folder / mask) == os.path.realpath(path):
             raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
 
 
 def _move(beside: Path, folder: Path, *, force: bool) -> None:
     """Move the masks into the folder: as a whole, or one by one where it holds other files."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-    if not folder.exists():
+    if not (folder.is_dir() and any(folder.iterdir())):
         beside.rename(folder)
     for mask in sorted(beside.rglob("*.png")):
         place = folder / mask.relative_to(beside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import json
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -157,9 +158,14 @@ def _configuration(config: HuggingFaceModel, features: Features, base: Any, *, i
             pad = ends[0] if isinstance(ends, list | tuple) else ends
         own.pad_token_id = pad
     for key, value in given.items():
-        if is_new and (set_to := getattr(own, key)) != value:
+        set_to = getattr(own, key)
+        if is_new and _json(set_to) != _json(value):
             raise ConfigError(f"model.config.{key}={value}: expt sets {set_to}; leave it out")
     return own
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)  # in which 0 and "0" are one key
 
 
 def _built(

@@ -17,7 +17,7 @@ from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.gpus import energy_j
 from expt.runs import continuing, lineage, provenance
-from expt.runs.checkpoint_file import link
+from expt.runs.checkpoint_file import candidates, link
 from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import FolderLock, RunPaths, at_work
@@ -61,8 +61,7 @@ class Attempt:
 
         Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
-        if self.request.resumes:
-            self._refuse_foreign()
+        self._refuse_foreign()
         # Refused before a file is written.
         source, rollback = continuing.find(self.request), Rollback(self.paths)
         if source is not None:
@@ -97,13 +96,14 @@ class Attempt:
         own_code.check_caches(own_code.own_modules(own_code.targets(config)).values())
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError for numbers that no record claims: a new start would remove them."""
+        """Raise ConfigError for files that no record claims: a new start would remove some."""
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
-        if "identity" in record or refused or paths.checkpoints.exists():
+        resumes = self.request.resumes and candidates(paths.last)
+        if "identity" in record or refused or resumes:
             return
-        for path in (paths.metrics, *paths.event_files()):
-            if path.exists():
+        for path in paths.found(hidden=False):
+            if path not in (paths.result, paths.logs(0).parent):
                 raise ConfigError(
                     f"{path}: no {paths.result.name} next to it says to which run it belongs; move"
                     " it away, or choose another folder by hydra.run.dir=FOLDER"

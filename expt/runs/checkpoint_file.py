@@ -80,14 +80,13 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def candidates(last: Path) -> list[Path]:
-    """Return `last` and the older files next to it that exist, newest first.
+    """Return `last` and the numbered files next to it that exist, newest first.
 
     Raises ConfigError where there are only those of an earlier version of expt.
     """
-    older = sorted(
-        last.parent.glob(f"{last.stem}-*{last.suffix}"),
-        key=lambda path: (len(path.name), path.name),
-    )
+    beside = last.parent.glob(f"{last.stem}-*{last.suffix}")  # some may be a person's copies
+    mine = (path for path in beside if path.stem.removeprefix(f"{last.stem}-").isdecimal())
+    older = sorted(mine, key=lambda path: (len(path.name), path.name))
     found = [path for path in (last, *older) if path.exists()]
     if not found and (pickled := last.with_suffix(".pt")).exists():
         raise ConfigError(

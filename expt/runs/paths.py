@@ -24,6 +24,8 @@ SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
 GRID_RECORD = "grid.json"
 """The record of a sweep's newest grid."""
+SUMMARY_CSV = "summary.csv"
+SUMMARY_TABLE = "summary.md"
 PATIENCE_S = 1.0
 """The wait for the workers of a command that has just been killed."""
 # JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
@@ -58,6 +60,14 @@ def remove_empty(folder: Path) -> None:
 def is_sweep(folder: Path) -> bool:
     """Return whether `folder` is that of a sweep, not one where single runs lie side by side."""
     return (folder / SWEEP_RECORD).is_file()
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError where a sweep would replace files, and none has been in the folder."""
+    names = (SUMMARY_CSV, SUMMARY_TABLE, GRID_RECORD)
+    if (found := [name for name in names if (folder / name).exists()]) and not is_sweep(folder):
+        name = f"{found[0]}, which a sweep would take for its own"
+        raise ConfigError(f"hydra.sweep.dir={folder}: holds {name}; choose another folder")
 
 
 def refuse_mixed(folder: Path, key: str) -> None:
@@ -175,11 +185,11 @@ class RunPaths:
         """Return whether the folder holds nothing but the lock and Hydra's files."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
-    def found(self) -> list[Path]:
-        """Return the files that have the name of one of a run, but for hidden ones."""
+    def found(self, *, hidden: bool = True) -> list[Path]:
+        """Return the files that have the name of one of a run, but for the lock."""
         places = (each for each in vars(RunPaths).values() if isinstance(each, _Place))
-        names = {"logs", *(each.names[0] for each in places)}
-        found = [self.folder / name for name in sorted(names) if not name.startswith(".")]
+        names = {"logs", *(each.names[0] for each in places)} - {self.lock.name}
+        found = [self.folder / name for name in sorted(names) if hidden or name[0] != "."]
         return [*filter(Path.exists, found), *self.event_files()]
 
     def holds_run(self) -> bool:
@@ -189,7 +199,7 @@ class RunPaths:
 
     def holds_only_refusal(self) -> bool:
         """Return whether the folder holds only the record of a run that could not start."""
-        known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
+        known = {self.result, self.lock, self.sent, self.code, self.tokenizer, *self.event_files()}
         return {*self.folder.iterdir()} <= known
 
     def has_trained(self) -> bool:
@@ -209,7 +219,7 @@ class RunPaths:
         """Remove the files of a run in a new folder that was refused before it began."""
         from expt.config import kept_code  # late: pydantic
 
-        for folder in (*map(self.logs, self.attempts()), self.sent):
+        for folder in (*map(self.logs, self.attempts()), self.sent, self.tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # there is none, or it holds other files
             self.logs(0).parent.rmdir()

@@ -172,8 +172,12 @@ def test_a_new_folder_beside_resume_is_only_warned_of(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "own", ["code/a.py", "tokenizer/a", "logs/a.txt", "events.out.tfevents.1.me", "trace.json.gz"]
-)
+    "own",
+    [
+        "code/a.py", "tokenizer/a", "logs/a.txt", "events.out.tfevents.1.me", "trace.json.gz",
+        ".hydra/config.yaml", ".sent/mine", ".before/mine",
+    ],
+)  # fmt: skip
 def test_a_run_begins_in_no_folder_that_holds_files_by_its_names(own: str, tmp_path: Path) -> None:
     file = tmp_path / "of mine" / own
     file.parent.mkdir(parents=True)

@@ -17,7 +17,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
-from tests.facade import Capture, Patch
+from tests.facade import Capture, Patch, run
 
 HERE = Machine(gpus=(), cpus=2)
 
@@ -198,6 +198,28 @@ def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, capsys: Capture) 
     (tmp_path / "seed=0/result.json").write_text("{")
     assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"
     assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/best-mine.safetensors", "code/a.py", "metrics.jsonl"]
+)
+def test_a_folder_that_holds_files_by_a_runs_names_is_left(tmp_path: Path, name: str) -> None:
+    (theirs := tmp_path / "seed=1" / name).parent.mkdir(parents=True)
+    theirs.touch()
+    found = [run.job.paths.folder.name for run in runs(tmp_path, "seed=0,1")]
+    assert (found[0], found[1].partition(",")[0]) == ("seed=0", "seed=1")
+    assert found[1] != "seed=1"
+
+
+@pytest.mark.parametrize("name", ["summary.csv", "summary.md", "grid.json"])
+def test_a_sweep_begins_in_no_folder_that_holds_files_by_its_names(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    done = run("-m", "seed=0,1", "hydra.sweep.dir=.", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"hydra.sweep.dir=.: holds {name}, which" in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "{}")]
 
 
 def test_run_with_changed_imports_is_not_done(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -319,6 +319,20 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
     assert "other-1.2" in entries(cache)
 
 
+def test_only_entries_make_room_in_a_folder_of_ones_own(
+    root: Path, cache: Path, monkeypatch: Patch
+) -> None:
+    own = [cache / name / "mine" for name in ("holiday", "films.2020", "2020-12.raw")]
+    for file in own:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    monkeypatch.setenv("EXPT_CACHE_GB", "0")
+    for name in ("a-1.1", "b-1.1"):
+        theirs.fill_entry(name, lambda x: theirs.new_images(x, 3, (1, 2, 2)), theirs.CachedImages)
+    assert all(file.exists() for file in own)
+    assert not (cache / "a-1.1").exists()
+
+
 def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: Patch) -> None:
     def fill(name: str) -> None:
         def write(folder: Path) -> None:

@@ -348,9 +348,23 @@ def test_a_change_of_any_number_of_an_array_is_seen(dtype: str) -> None:
         assert watched.lost({}) == ["numbers"]
 
 
+@pytest.mark.parametrize("what", ["swapped", "small beside the others", "next to a nan"])
+def test_a_change_of_any_number_of_a_tensor_is_seen(what: str) -> None:
+    kept: Any = Drawing(True, "nothing")
+    kept.numbers = torch.arange(20_000.0) + 1e6
+    kept.numbers[-1] = torch.nan if what == "next to a nan" else 0
+    watched = Watched(kept, {})
+    assert watched.lost({}) == []
+    if what == "swapped":
+        kept.numbers[1:3] = kept.numbers[1:3].flip(0)
+    else:
+        kept.numbers[1] += 0.125
+    assert watched.lost({}) == ["numbers"]
+
+
 def test_attributes_are_seen_next_to_parameters_that_begin_as_they_do() -> None:
     module: Any = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
-    for name in ("step_size", "step_of_me"):
+    for name in ("step_size", "step_of_me", "step_g", "step_of_v"):
         module.register_parameter(name, nn.Parameter(torch.ones(2)))
     module.step, module.step_of = 0, [0]
     watched = Watched(module, {})

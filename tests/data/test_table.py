@@ -186,6 +186,12 @@ def test_texts_name_the_rows_of_a_table_of_any_size(tmp_path: Path, number: int)
     assert [*rows.left_out] == ["id"] * (number > 19)
 
 
+def test_texts_that_come_again_after_very_many_name_no_row(tmp_path: Path) -> None:
+    lines = "".join(f"h{row % 10_002},{row % 7},{'uv'[row % 2]}\n" for row in range(20_004))
+    with pytest.raises(DataError, match="column id holds 10000 or more different texts"):
+        of(written(tmp_path, f"id,b,y\n{lines}"), features=None).load(CLASS)
+
+
 def test_numbers_that_rise_otherwise_are_features_with_a_warning(
     tmp_path: Path, capsys: Capture
 ) -> None:

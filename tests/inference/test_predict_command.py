@@ -207,6 +207,13 @@ def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) 
     predict.main([str(segmented.folder), "--split", "test", "--output", str(tmp_path / "split")])
     assert [path.name for path in (tmp_path / "split").iterdir()] == ["a.png"]
     assert "would take its place" in told(*words, "--output", tmp_path / "in", "--force")
+    (link := tmp_path / "link").symlink_to(tmp_path / "in")
+    assert "would take its place" in told(*words, "--output", link, "--force")
+    (tmp_path / "elsewhere").mkdir()
+    (other := tmp_path / "other").symlink_to(tmp_path / "elsewhere")
+    predict.main([*words, "--output", str(other)])
+    assert len([*(tmp_path / "elsewhere").rglob("*.png")]) == 3
+    assert other.is_symlink()
     (tmp_path / "in" / "c.bmp").write_bytes((tmp_path / "in" / "c.png").read_bytes())
     assert "would have one mask c.png" in told(*words, "--output", tmp_path / "more")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

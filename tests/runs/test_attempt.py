@@ -86,6 +86,18 @@ def test_foreign_numbers(tmp_path: Path, record: str | None, name: str, capsys: 
     assert capsys.readouterr().err == "", "nothing is said to begin"
 
 
+@pytest.mark.parametrize("name", ["checkpoints/best-mine.safetensors", "code/a.py", "tokenizer/a"])
+def test_files_that_no_record_claims_are_not_taken(tmp_path: Path, name: str) -> None:
+    asked = request(tmp_path, may_have_run=True)
+    (theirs := tmp_path / name).parent.mkdir()
+    theirs.write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    for each in (asked, dataclasses.replace(asked, may_have_run=False)):
+        with pytest.raises(ConfigError, match="says to which run it belongs"):
+            attempt(each).begin()
+    assert theirs.read_text() == (tmp_path / "metrics.jsonl").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [

@@ -127,6 +127,16 @@ def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
     assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
 
 
+def test_a_copy_by_another_name_is_a_persons(tmp_path: Path) -> None:
+    last, best = tmp_path / "last.safetensors", tmp_path / "best.safetensors"
+    copies = [tmp_path / f"{name}-mine.safetensors" for name in ("last", "best")]
+    for path in (last, *copies, checkpoint_file.numbered(best, 3)):
+        path.write_text("one")
+    assert checkpoint_file.candidates(last) == [last]
+    checkpoint_file.keep_among(last, 5, best, [5])
+    assert {*tmp_path.iterdir()} == {last, best, *copies}
+
+
 def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
     path, done = tmp_path / "last.safetensors", list[str]()
     fsync, replace = os.fsync, Path.replace

@@ -64,6 +64,8 @@ def test_a_refused_run_takes_its_own_files_alone(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs(0).mkdir(parents=True)
     paths.code.mkdir()
+    paths.tokenizer.mkdir()
+    (paths.tokenizer / "tokenizer.json").touch()
     own = [tmp_path / "notes.txt", paths.code / "notes.py", paths.logs(0).parent / "notes.txt"]
     for path in (paths.result, paths.metrics, paths.code / f"{PREFIX}0.py", *own):
         path.touch()

@@ -13,14 +13,12 @@ from rich.table import Table
 from expt.errors import decimals, printable
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun
-from expt.runs.paths import write_atomically
+from expt.runs.paths import SUMMARY_CSV, SUMMARY_TABLE, write_atomically
 from expt.runs.result import device_s
 from expt.runs.view.listing import best_first
 from expt.runs.view.settings import Row, objective_name, rows, shown_setting
 from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
-SUMMARY_CSV = "summary.csv"
-SUMMARY_TABLE = "summary.md"
 SHOWN = 200
 """The largest number of rows that are printed."""
 SPREAD = "a ± b (n): mean and standard deviation of n repetitions"
