@@ -117,6 +117,19 @@ def test_another_teacher_makes_another_run(typed_run: Typed, tmp_path: Path) -> 
     assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
 
 
+def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
+    typed_run: Typed, tmp_path: Path
+) -> None:
+    longer = typed_run("longer", *words("teacher", "epochs=3"))
+    typed_run("student", *words("teacher"))
+    (tmp_path / "teacher").rename(tmp_path / "moved")
+    resumed = typed_run("student", *words("moved", "epochs=3"), "resume=auto")
+    assert resumed.points == longer.points
+    assert resumed.result["identity"] == longer.result["identity"]
+    refused = run(*words("student", "epochs=4"), "hydra.run.dir=longer", "resume=auto", cwd=tmp_path)
+    assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
+
+
 def test_where_the_loss_calls_it_an_evaluation_needs_it(typed_run: Typed, tmp_path: Path) -> None:
     typed_run("student", *words("teacher", "+task.always=true"))
     assert run("evaluate", "student", cwd=tmp_path).returncode == 0
