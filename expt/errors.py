@@ -182,7 +182,7 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
 
 
 def near_path(path: Path) -> str:
-    """Return ` Did you mean 'x'?` with what lies next to a missing path, or an empty string."""
+    """Return ` Did you mean 'x'?` with a near name next to a missing path, or an empty string."""
     around = path.parent.glob("*") if path.parent.is_dir() else ()
     return did_you_mean(str(path), map(str, itertools.islice(around, 1000)))
 

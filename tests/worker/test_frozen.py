@@ -126,7 +126,8 @@ def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
     resumed = typed_run("student", *words("moved", "epochs=3"), "resume=auto")
     assert resumed.points == longer.points
     assert resumed.result["identity"] == longer.result["identity"]
-    refused = run(*words("student", "epochs=4"), "hydra.run.dir=longer", "resume=auto", cwd=tmp_path)
+    other = words("student", "epochs=4", "hydra.run.dir=longer", "resume=auto")
+    refused = run(*other, cwd=tmp_path)
     assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
 
 
