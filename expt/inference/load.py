@@ -110,7 +110,7 @@ def located(
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
     if warns:
-        _warn_of_other_code(folder, checkpoint_file.read(file)["config"], record)
+        _warn_of_other_code(checkpoint_file.read(file)["config"], record)
     return record, file
 
 
@@ -226,10 +226,10 @@ def importable_from_here(record: Record) -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _warn_of_other_code(run: Path, config: Mapping[str, Any], record: Record) -> None:
+def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     if own_code.is_imported(record):
         return
     if old := own_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
     if line := own_code.other_source(record):
-        warn(f"{run}: {line}")
+        warn(line)
