@@ -108,7 +108,6 @@ class Encoder:
                 outputs.append(_Output(place, False, math.nan, is_gap=True))
         self.number = len(outputs)
         self._is_plain = not any(map(encoded.get, names))
-        self._is_same = self._is_plain and not any(map(scales.get, names))
         self._columns = torch.tensor([each.column for each in outputs], dtype=torch.int32)
         self._are_numbers = torch.tensor([each.is_number for each in outputs])
         self._are_gaps = torch.tensor([each.is_gap for each in outputs])
@@ -120,7 +119,7 @@ class Encoder:
         """Return them in float64."""
         if self._is_plain:
             there = torch.where(rows.isnan(), self._values, rows)
-            return there if self._is_same else (there - self._means) / self._deviations
+            return (there - self._means) / self._deviations
         cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations

@@ -132,8 +132,9 @@ def files_of(path: Path) -> list[Path]:
     found = [Path(each) for each in files_below(path, (*_KINDS,)) if Path(each).name[0] != "_"]
     if len(kinds := sorted({each.suffix.lower() for each in found})) != 1:
         if not path.is_dir():
-            hint = near_path(path)
-            raise DataError(f"dataset.path={path}: there is no such file or folder.{hint}")
+            raise DataError(
+                f"dataset.path={path}: there is no such file or folder.{near_path(path)}"
+            )
         there = " and ".join(kinds) or f"no {', '.join(_KINDS)}"
         raise DataError(f"dataset.path={path}: holds {there}; keep one kind there")
 
