@@ -118,8 +118,8 @@ class Encoder:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
         if self._is_plain:
-            there = torch.where(rows.isnan(), self._values, rows)
-            return (there - self._means) / self._deviations
+            there: Tensor = torch.where(rows.isnan(), self._values, rows)
+            return there.sub(self._means).div(self._deviations)
         cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
