@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,6 +179,12 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
     *others, last = [f"'{each}'" for each in nearest(name, choices, most=most)] or [""]
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def near_path(path: Path) -> str:
+    """Return ` Did you mean 'x'?` with a near name next to a missing path, or an empty string."""
+    around = path.parent.glob("*") if path.parent.is_dir() else ()
+    return did_you_mean(str(path), map(str, itertools.islice(around, 1000)))
 
 
 def nearest(name: str, choices: Iterable[str], *, most: int = 1) -> list[str]:

@@ -1,10 +1,14 @@
 """Tests of what the texts of errors are made of."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from expt.errors import ConfigError, first_line, is_out_of_memory
 from expt.runs.view import leaderboard, progress, summary
+from tests.conftest import Typed
+from tests.facade import Patch
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,27 @@ from expt.runs.view import leaderboard, progress, summary
 )
 def test_an_errors_first_line_is_never_empty(error: Exception, told: str) -> None:
     assert first_line(error) == told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report trian",
+        "evaluate trian",
+        "predict trian x.csv",
+        "weights=trian",
+        "task=regression dataset=table dataset.targets=y dataset.path=trian",
+    ],
+)
+def test_a_missing_path_is_answered_by_its_neighbour(
+    words: str, tmp_path: Path, monkeypatch: Patch, typed: Typed
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train").mkdir()
+    refused = typed(*words.split())
+    assert refused.returncode == 2
+    assert "trian: there is no such" in refused.stderr
+    assert "Did you mean 'train'?" in refused.stderr
 
 
 def test_of_many_problems_a_few_are_shown() -> None:

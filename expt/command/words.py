@@ -130,7 +130,7 @@ def options_of(arguments: Sequence[str]) -> Options:
         else:
             key = name.lstrip("-").replace("-", "_")
             raise ConfigError(
-                f"{word}: there is no such option (see python -m expt --help); settings have no"
-                f" dashes, e.g. {key}=..."
+                f"{word}: there is no such option of a training (see python -m expt --help); those"
+                f" of a command follow its word, as in predict; settings have no dashes: {key}=..."
             )
     return Options(settings, printing=tuple(printing), **found)  # type: ignore[arg-type]

@@ -110,9 +110,8 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
         settings = _as_written(settings, config.following)
         for part in {_FILES_OF.get(key.partition(".")[0], "") for key in config.following}:
             found.pop(part, None)
-    if "frozen" in found:  # the content there counts, wherever it lies
-        names = {key: "" for key, _ in frozen_in(settings)}
-        settings = _as_written(settings, names)
+    if "frozen" in found:
+        settings = without_places(settings)
     for part, value in found.items():
         if value:
             settings.pop(part, None)  # a path: the content there counts, wherever it lies
@@ -123,6 +122,11 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
         settings.pop(key, None)
     text = json.dumps([VERSION, settings], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def without_places(settings: Mapping[str, Any]) -> Any:
+    """Return settings without the names of frozen networks' weights, whose content counts."""
+    return _as_written(settings, {key: "" for key, _ in frozen_in(settings)})
 
 
 def _as_written(value: Any, texts: Mapping[str, str], path: str = "") -> Any:

@@ -154,7 +154,7 @@ class Column:
     @property
     def may_be_local(self) -> str:
         """A text with a point, if all of the first numbers may be written as `LOCAL`."""
-        if self.way or not pa.types.is_string(self._first.type):
+        if self.way or self._are_texts or not pa.types.is_string(self._first.type):
             return ""
         texts = [text for text in map(_plain, _distinct(self._first)[0]) if text not in MISSING]
         may_be = all(map(WAYS[LOCAL], texts))

@@ -63,6 +63,8 @@ class _Output(NamedTuple):
     value: float
     """the fill of gaps, or that value"""
     scale: Scale = (0.0, 1.0)
+    is_gap: bool = False
+    """True if it is 1 for gaps, too"""
 
 
 class Encoder:
@@ -94,20 +96,21 @@ class Encoder:
                 seen = [*known, None] if name in gaps else known
                 if unknown := [text for text in seen if text not in how["categories"]]:
                     self.notes.append(unknown_texts(name, unknown))
-                places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}
-                codes = [places.get(text, -2.0) for text in how["categories"]]
-                outputs += [_Output(place, False, code) for code in codes]
+                # Who encodes by the categories of a record may give None its place there.
+                places = {None: len(known)} | {text: at for at, text in enumerate(known)}
+                codes = [(text, float(places.get(text, -2))) for text in how["categories"]]
+                outputs += [_Output(place, False, x, is_gap=text is None) for text, x in codes]
                 continue
             mean = scales[name][0] if name in scales else (means or {}).get(name, math.nan)
             fill = how.get("median", mean)
             outputs.append(_Output(place, True, fill, scales.get(name, (0.0, 1.0))))
             if how.get("gaps"):
-                outputs.append(_Output(place, False, math.nan))
+                outputs.append(_Output(place, False, math.nan, is_gap=True))
         self.number = len(outputs)
         self._is_plain = not any(map(encoded.get, names))
-        self._is_same = self._is_plain and not any(map(scales.get, names))
         self._columns = torch.tensor([each.column for each in outputs], dtype=torch.int32)
         self._are_numbers = torch.tensor([each.is_number for each in outputs])
+        self._are_gaps = torch.tensor([each.is_gap for each in outputs])
         self._values = torch.tensor([each.value for each in outputs], dtype=torch.float64)
         scale = torch.tensor([each.scale for each in outputs], dtype=torch.float64)
         self._means, self._deviations = scale.reshape(-1, 2).T
@@ -115,12 +118,12 @@ class Encoder:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
         if self._is_plain:
-            there = torch.where(rows.isnan(), self._values, rows)
-            return there if self._is_same else (there - self._means) / self._deviations
+            there: Tensor = torch.where(rows.isnan(), self._values, rows)
+            return there.sub(self._means).div(self._deviations)
         cells = rows.index_select(1, self._columns)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
-        is_one = (cells == self._values) | (gaps & self._values.isnan())
+        is_one = (cells == self._values) | (gaps & self._are_gaps)
         return torch.where(self._are_numbers, numbers, is_one.double())
 
 

@@ -334,9 +334,9 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
         for name in of_key:
             if name not in names:
                 has = f"no such column, it has {listed(names)}.{did_you_mean(name, names)}"
-                raise ConfigError(
-                    f"dataset.{key}={name}: {path} has {has}{table.header_below(name)}"
-                )
+                has += "" if wanted.learns or key != "targets" else " `expt predict` needs none."
+                has += table.header_below(name)
+                raise ConfigError(f"dataset.{key}={name}: {path} has {has}")
     if wanted.features is not None:
         return features, {}
     index = table.index - {*targets, *group}

@@ -214,7 +214,7 @@ def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
             given = ", ".join([*map(described, args), *kwargs])
             raise ConfigError(
                 f"the task calls the model with {given}; only tensors by their place can be"
-                " exported"
+                " exported, and a model of transformers by --format huggingface"
             )
         calls.append(args)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from expt.config import own_code
 from expt.data.loading import leaves
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.inference.load import located, read, read_weights, rebuilt
 from expt.models.partial_load import load_all, weights_in
 from expt.runs.named_checkpoint import weights_named
@@ -64,7 +65,10 @@ class Frozen:
             return Record(), file
         if run is None:
             raise ConfigError(f"weights={self.weights}: is of no run; give its `model`, a _target_")
-        return located(run, file.stem)
+        record, file = located(run, file.stem, warns=False)
+        if line := own_code.other_source(record):
+            warn(f"weights={self.weights}: {line}")
+        return record, file
 
     def content(self, file: Path, _: object = None) -> Any:
         """Return the content of a file of its weights."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from expt.config import keys, own_code
 from expt.config.constraints import typed
 from expt.config.groups import TargetScheduler, planned_steps
-from expt.config.identity import VERSION, shown
+from expt.config.identity import VERSION, shown, without_places
 from expt.config.length import effective
 from expt.config.parse import as_typed, recorded
 from expt.config.schema import RunConfig
@@ -79,7 +79,8 @@ class Source(NamedTuple):
         if rule == "fork" and not self.checkpoint.ends_epoch:
             rule = "fork_within_epoch"
         exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
-        then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
+        both = self.checkpoint.config, shown(config)
+        then, now = map(keys.flat, map(without_places, both) if rule == "resume" else both)
         found = [key for key in keys.differing(then, now, rule) if key not in exempt]
         if rule == "resume":
             found = [key for key in found if not self._is_ahead(key, config)]

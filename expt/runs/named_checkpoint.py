@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from expt.errors import CheckpointError, ConfigError, did_you_mean, warn
+from expt.errors import CheckpointError, ConfigError, near_path, warn
 from expt.runs import checkpoint_file, provenance
 from expt.runs.found import by_objective, results, results_below
 from expt.runs.paths import RunPaths, is_sweep
@@ -123,11 +123,8 @@ def run_named(word: str, given: str) -> tuple[Path, str]:
             such += f" {ranked[0].objective}"
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
-        around = path.parent.glob("*") if path.parent.is_dir() else ()
-        near = did_you_mean(str(path), map(str, around))
-        raise ConfigError(
-            f"{word}={given}: there is no such file or folder; give that of a run.{near}"
-        )
+        missing = f"{word}={given}: there is no such file or folder; give that of a run"
+        raise ConfigError(f"{missing}.{near_path(path)}")
     return path, which
 
 
@@ -228,7 +225,7 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
 def no_run(folder: Path) -> str:
     """Return the message for a folder without a run that has begun to train."""
     if not folder.exists():
-        return "there is no such folder; give that of a run"
+        return f"there is no such folder; give that of a run.{near_path(folder)}"
     below = [run.folder for run in results_below(folder)] if folder.is_dir() else []
     if below and below != [folder]:
         listed = shlex.join([*provenance.program().split(), "report", str(folder)])

@@ -248,13 +248,14 @@ def test_the_encoding_of_a_real_table_is_in_the_file(
     model = expt.load(folder, "last")
     names = model.features.inputs.names
     rows: list[list[Any]] = [["40.5", "Oslo", "2024-02-29", "no"], [None, "Bonn", None, "yes"]]
-    rows.append(["7", None, "2024-03-01", None])
+    rows += [["7", None, "2024-03-01", None], ["40.5", None, "2024-02-29", "no"]]
     day = float(np.datetime64("2024-02-29").astype(int))
     values = np.array(
         [
             [40.5, 0, 2024, 2, 3, day, 0],
             [math.nan, -1, *[math.nan] * 4, 1],
             [7, math.nan, 2024, 3, 4, day + 1, math.nan],
+            [40.5, 2, 2024, 2, 3, day, 0],  # the place of None
         ],
         np.float32,
     )

@@ -270,6 +270,8 @@ def test_another_table_is_read_as_in_training(train: TrainAlone, tmp_path: Path)
         )
     with pytest.raises(ConfigError, match=r"has no such column, it has b, kind"):
         metrics(folder, table(tmp_path / "less.csv", {"b": b, "kind": kind}))
+    with pytest.raises(ConfigError, match=r"dataset\.targets=.* has no such column.* predict"):
+        metrics(folder, table(tmp_path / "unknown.csv", {"a": a, "b": b}))
     with pytest.raises(
         ConfigError,
         match=r"dataset\.val_fraction=0\.5: the run held out its samples with val_fraction=0\.1",

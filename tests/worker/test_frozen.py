@@ -117,6 +117,29 @@ def test_another_teacher_makes_another_run(typed_run: Typed, tmp_path: Path) -> 
     assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
 
 
+def test_a_warning_of_other_source_names_the_teacher(typed_run: Typed, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "teacher").rename(tmp_path / "first")
+    typed_run("teacher", "~model", "+model={_target_: net.Net}", "max_steps=1", *SMALL)
+    (tmp_path / "net.py").write_text(NET + "# changed")
+    done = run(*words("teacher"), "hydra.run.dir=student", cwd=tmp_path)
+    assert "weights=teacher: net.Net: source code has changed" in done.stderr
+
+
+def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
+    typed_run: Typed, tmp_path: Path
+) -> None:
+    longer = typed_run("longer", *words("teacher", "epochs=3"))
+    typed_run("student", *words("teacher"))
+    (tmp_path / "teacher").rename(tmp_path / "moved")
+    resumed = typed_run("student", *words("moved", "epochs=3"), "resume=auto")
+    assert resumed.points == longer.points
+    assert resumed.result["identity"] == longer.result["identity"]
+    other = words("student", "epochs=4", "hydra.run.dir=longer", "resume=auto")
+    refused = run(*other, cwd=tmp_path)
+    assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
+
+
 def test_where_the_loss_calls_it_an_evaluation_needs_it(typed_run: Typed, tmp_path: Path) -> None:
     typed_run("student", *words("teacher", "+task.always=true"))
     assert run("evaluate", "student", cwd=tmp_path).returncode == 0
