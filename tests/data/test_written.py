@@ -242,7 +242,7 @@ def test_numbers_next_to_local_ones_are_not_mistaken(
         return
     with pytest.raises(DataError, match=r"column a: -?250\.000 may also be -?250000, for"):
         built(of(path))
-    named = built(of(path, features=None, categories=("a",))).info.features.inputs
+    named: Any = built(of(path, features=None, categories=("a",))).info.features.inputs
     assert "categories" in named.encoded["a"]
 
 
