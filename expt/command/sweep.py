@@ -214,12 +214,11 @@ class Sweep:
     def _leave(self) -> None:
         names = (paths.SWEEP_RECORD, paths.GRID_RECORD)
         own = {*(self.folder / name for name in names), RunPaths(self.folder).lock}
-        with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
-            if self._lock.is_locked and self.folder.is_dir() and {*self.folder.iterdir()} <= own:
-                self._lock.acquire()
+        with contextlib.suppress(OSError):  # it holds something, or is gone
+            if self._lock.is_locked and {*self.folder.iterdir()} <= own:
                 for path in own:
                     path.unlink(missing_ok=True)
-                paths.remove_empty(self.folder)
+            paths.remove_empty(self.folder)
         self._lock.release(force=True)
 
 

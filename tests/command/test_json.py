@@ -56,7 +56,7 @@ def test_a_run_an_evaluation_and_a_list_of_runs(tmp_path: Path) -> None:
 
 
 def test_a_cleared_cache_lists_removed_datasets(tmp_path: Path) -> None:
-    (folder := tmp_path / "decoded" / "digits.1").mkdir(parents=True)
+    (folder := tmp_path / "decoded" / "digits-0123456789abcdef.1").mkdir(parents=True)
     (folder / "images.npy").write_bytes(b"12")
     before = asked("cache", cwd=tmp_path, EXPT_CACHE=str(tmp_path))["datasets"]
     after = asked("cache", "--clear", cwd=tmp_path, EXPT_CACHE=str(tmp_path))
