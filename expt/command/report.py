@@ -238,11 +238,8 @@ def _print_importance(console: Console, asked: Asked, found: Found) -> None:
 
 def _write_study(console: Console, asked: Asked, file: Path, found: Found) -> None:
     """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
-    try:
-        file.unlink(missing_ok=True)  # by --force: a journal is added to
-        study_of(asked.folders[0], found.passing(asked.filter)[0], file)
-    except OSError as error:
-        raise ConfigError(f"--optuna {file}: {error.strerror}") from None
+    with new_file(file, force=asked.force, option="--optuna") as opened:  # Optuna adds to a file
+        study_of(asked.folders[0], found.passing(asked.filter)[0], Path(opened.name))
     say(console, f"study        {file}; look at it: optuna-dashboard {file}")
 
 

@@ -1,6 +1,7 @@
 """Files that commands write where a user says."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def test_an_existing_file_stays(option: str, tmp_path: Path, monkeypatch: Patch)
     if word == "report":
         assert call(word, [*words, "mine.png", "--force", *folder]) == 0
         assert (tmp_path / "mine.png").read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("option", ["--optuna", "--html"])
+def test_a_file_stays_where_the_new_one_cannot_be_made(
+    option: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "sweep/a", 100, 0.9)
+    (tmp_path / "sweep/multirun.yaml").touch()
+    (tmp_path / "mine").write_text("mine")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match="optuna"):
+        call("report", ["sweep", option, "mine", "--force"])
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "sweep"}
 
 
 def test_every_option_that_names_a_file_has_force(monkeypatch: Patch, capsys: Capture) -> None:
