@@ -198,13 +198,13 @@ def digest(value: Tensor | np.ndarray[Any, Any]) -> bytes | None:
     """Return a digest of type, shape and numbers; of many, some and a checksum."""
     try:
         flat = value.reshape(-1)
-        some: Any = flat[:: max(1, len(flat) // _COMPARED)]
         every: Any = flat if _COMPARED < len(flat) <= _ADDED_UP else flat[:0]
+        parts: Any = (flat[:: max(1, len(flat) // _COMPARED)], every)
         if isinstance(value, Tensor):
-            tensors = (each.detach().cpu().contiguous() for each in (some, every))
-            some, every = (each.view(torch.uint8).numpy() for each in tensors)
-        total = zlib.adler32(every if isinstance(value, Tensor) else every.tobytes())
-        about = f"{value.dtype} {[*value.shape]} {total}".encode()
-        return hashlib.blake2b(about + some.tobytes(), digest_size=16).digest()
+            tensors = (each.detach().cpu().contiguous() for each in parts)
+            parts = (each.view(torch.uint8).numpy() for each in tensors)
+        some, whole = (each.tobytes() for each in parts)
+        about = f"{value.dtype} {[*value.shape]} {zlib.adler32(whole)}".encode()
+        return hashlib.blake2b(about + some, digest_size=16).digest()
     except Exception:  # sparse, meta, ...
         return None
