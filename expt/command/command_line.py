@@ -24,7 +24,7 @@ from expt.runs import lineage
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import run_named
 from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, unquoted
-from expt.runs.paths import RunPaths, in_use, is_held, is_sweep
+from expt.runs.paths import RunPaths, foreign, in_use, is_held, is_sweep
 from expt.runs.result import Record
 
 LATEST = "hydra.sweep.dir=latest"
@@ -108,8 +108,7 @@ def _check_run(given: str | None, settings: Sequence[str], *, resumes: bool) -> 
         if is_held(paths):
             raise in_use(word)
         if not is_run:
-            name = f"{found[0].name}, which a run would take for its own"
-            raise ConfigError(f"{word}: holds {name}; choose another folder")
+            raise foreign(found[0])
         raise ConfigError(
             f"{word}: holds a run already; choose another folder, or resume that run with"
             " resume=auto (if it has completed, with a larger epochs)"

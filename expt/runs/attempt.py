@@ -20,7 +20,7 @@ from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import candidates, link
 from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import begun_from
-from expt.runs.paths import FolderLock, RunPaths, at_work
+from expt.runs.paths import FolderLock, RunPaths, at_work, foreign
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     FAILED,
@@ -104,10 +104,7 @@ class Attempt:
             return
         for path in paths.found(hidden=False):
             if path not in (paths.result, paths.logs(0).parent):
-                raise ConfigError(
-                    f"{path}: no {paths.result.name} next to it says to which run it belongs; move"
-                    " it away, or choose another folder by hydra.run.dir=FOLDER"
-                )
+                raise foreign(path)
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Path | None]:

@@ -62,12 +62,17 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP_RECORD).is_file()
 
 
+def foreign(path: Path, key: str = "hydra.run.dir") -> ConfigError:
+    """Return the error for a file that a run or a sweep would take for its own."""
+    fix = f"move it away, or choose another folder by {key}=FOLDER"
+    return ConfigError(f"{path}: no record next to it says that it is expt's; {fix}")
+
+
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError where a sweep would replace files, and none has been in the folder."""
     names = (SUMMARY_CSV, SUMMARY_TABLE, GRID_RECORD)
     if (found := [name for name in names if (folder / name).exists()]) and not is_sweep(folder):
-        name = f"{found[0]}, which a sweep would take for its own"
-        raise ConfigError(f"hydra.sweep.dir={folder}: holds {name}; choose another folder")
+        raise foreign(folder / found[0], "hydra.sweep.dir")
 
 
 def refuse_mixed(folder: Path, key: str) -> None:

@@ -79,7 +79,7 @@ def test_foreign_numbers(tmp_path: Path, record: str | None, name: str, capsys: 
     if record == '{"status": "completed"}' and name != "metrics.jsonl":
         attempt(asked).begin()  # as one leaves it that was refused
         return
-    with pytest.raises(ConfigError, match=f"{name}: no result.json next to it"):
+    with pytest.raises(ConfigError, match=f"{name}: no record next to it"):
         attempt(asked).begin()
     assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record
@@ -93,7 +93,7 @@ def test_files_that_no_record_claims_are_not_taken(tmp_path: Path, name: str) ->
     theirs.write_text("mine")
     (tmp_path / "metrics.jsonl").write_text("mine")
     for each in (asked, dataclasses.replace(asked, may_have_run=False)):
-        with pytest.raises(ConfigError, match="says to which run it belongs"):
+        with pytest.raises(ConfigError, match="says that it is expt"):
             attempt(each).begin()
     assert theirs.read_text() == (tmp_path / "metrics.jsonl").read_text() == "mine"
 
