@@ -274,7 +274,7 @@ def _by_name(*members: Any) -> dict[str, Any]:
 
 OWN: dict[str, dict[str, Any]] = {
     "optimizer": _by_name(SGDRule, AdamRule, MuonRule, Target),
-    "scheduler": _by_name(Constant, Cosine, Step),
+    "scheduler": _by_name(Constant, Cosine, Linear, Step),
 }
 """The optimizers and the schedules that a group of parameters may have for itself."""
 

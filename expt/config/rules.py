@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.config import groups
 from expt.config.constraints import Target, typed, word
@@ -168,13 +168,15 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         config.scheduler, groups.Plateau | groups.TargetScheduler
     ):
         why = "optimizer.groups stops training some parameters early, which this schedule can't do"
-        yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
+        yield "scheduler.name", why, "use constant, cosine, linear, step or one_cycle"
     own = [group.scheduler for group in config.optimizer.groups if group.scheduler]
-    has_open_end = any(isinstance(one, groups.Cosine) and one.epochs is None for one in own)
-    fits = groups.Cosine if has_open_end else groups.Constant | groups.Cosine | groups.Step
+    falls: Any = groups.Cosine | groups.Linear
+    has_open_end = any(isinstance(one, falls) and one.epochs is None for one in own)
+    fits = falls if has_open_end else falls | groups.Constant | groups.Step
     if own and not isinstance(config.scheduler, fits):
         why = "the schedules in optimizer.groups can't go with it"
-        yield "scheduler.name", why, "use cosine, or constant or step with epochs for cosines there"
+        fix = "use cosine or linear, or constant or step with epochs for schedules there"
+        yield "scheduler.name", why, fix
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

@@ -218,7 +218,8 @@ def test_a_sweep_begins_in_no_folder_that_holds_files_by_its_names(
     (tmp_path / name).write_text("{}")
     done = run("-m", "seed=0,1", "hydra.sweep.dir=.", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"{name}: no record" in done.stderr and "hydra.sweep.dir" in done.stderr
+    assert f"{name}: no record" in done.stderr
+    assert "hydra.sweep.dir" in done.stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "{}")]
 
 

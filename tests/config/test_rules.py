@@ -186,3 +186,18 @@ def test_parameters_that_are_trained_in_a_few_epochs_need_a_schedule_that_can_en
         assert made.optimizer.groups[0].epochs == 3
     (problem,) = problems(machine(), groups, "scheduler=plateau")
     assert problem.startswith("scheduler.name=plateau: ")
+
+
+@pytest.mark.parametrize("line", ["{name: cosine, min_lr: 0", "{name: linear"])
+def test_a_group_s_own_schedule_needs_one_of_its_kind(line: str) -> None:
+    """Or an end of its own: the run's schedule tells when the others end."""
+    whole, ended = (
+        f"optimizer.groups=[{{match: a, scheduler: {line}{more}}}}}]"
+        for more in ("", ", epochs: 2")
+    )
+    for scheduler in ("cosine", "linear"):
+        assert parse(composed(whole, f"scheduler={scheduler}"), machine()).optimizer.groups
+    assert parse(composed(ended, "scheduler=step"), machine()).optimizer.groups
+    for own, scheduler in ((whole, "step"), (ended, "one_cycle"), (ended, "plateau")):
+        (problem,) = problems(machine(), own, f"scheduler={scheduler}")
+        assert problem.startswith(f"scheduler.name={scheduler}: ")

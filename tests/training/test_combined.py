@@ -19,6 +19,7 @@ from expt.training.optim import Combined, build_optimizer
 from expt.training.optimizer_state import in_use, switch
 from expt.training.parameter_groups import rate_of
 from expt.training.schedules import Plateau, RisingRate, build_scheduler, lr_factor
+from tests.conftest import Configured
 
 ADAM: Any = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 SGD = groups.SGDRule(name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, nesterov=False)
@@ -138,6 +139,23 @@ def test_a_group_may_have_a_schedule_of_its_own() -> None:
         assert bias == pytest.approx(0.01 * 0.5 ** (at // 4))
         assert first == pytest.approx(0.2 * factor(at) * (at < 4))
     assert {group["lr"] for group in optimizer.param_groups if group.get("own") == 0} == {0.00125}
+
+
+def test_a_group_may_fall_in_a_line_of_its_own(configured: Configured) -> None:
+    """As transformers' schedule does, each to the end of its own plan."""
+    own = "{match: table, scheduler: {name: linear, warmup_steps: 1, epochs: 1.5}}"
+    words = ("optimizer=adamw", "scheduler=linear", "scheduler.warmup_steps=3")
+    config = configured(*words, "optimizer.lr=0.01", f"optimizer.groups=[{own}]")
+    optimizer = build_optimizer(config.optimizer, Rated())
+    scheduler = build_scheduler(config.scheduler, optimizer, own=config.optimizer.groups, **LENGTH)
+    seen = []
+    for _ in range(12):
+        seen.append([100 * rate_of(optimizer, number) for number in (None, 0)])
+        optimizer.step()
+        scheduler.step()
+    lines = [[0, 1 / 3, 2 / 3, *(left / 9 for left in range(9, 0, -1))]]
+    lines.append([0, *(left / 5 for left in range(5, 0, -1)), *[0] * 6])
+    assert seen == [pytest.approx(pair) for pair in zip(*lines, strict=True)]
 
 
 def test_layers_decay_in_each_optimizer() -> None:
