@@ -43,6 +43,8 @@ from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
+LONG_S = 60.0
+"""Seconds of training that a run is to keep if its first evaluation fails."""
 Observe = Callable[..., Dashboard]
 """Builds the observer, with the arguments of worker.build.build_dashboard."""
 
@@ -88,6 +90,8 @@ class Run:
         self.history = History(config.objective, better, keep_best=keep, judges=judges)
         self.early_stop = EarlyStop(config.early_stop, directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
+        self._owed = list[str]()  # the actions that are due at the checkpoint's step
+        self._has_judged = False
         self._batches: TimedBatches | None = None  # those left of the epoch
         self._batch_checks = BatchChecks(config, self.learner, worker)
         checks = config.tensorboard.health
@@ -106,6 +110,8 @@ class Run:
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         self._begin(source, observe)
+        if self._owed:
+            self._take_stock()
         while not (self.is_done or self.is_pruned or self.agreement.stopping):
             self._train_on()
             self._take_stock()
@@ -203,6 +209,7 @@ class Run:
             rates = saved["lr"]  # of an earlier version a single one
             self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
+            self._owed = saved.get("owed", [])
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
             if self.times.is_over(self.history.trained_s):
@@ -258,10 +265,13 @@ class Run:
     def _take_stock(self) -> None:
         """End the epoch, evaluate and save, each if it is due."""
         ends_epoch = not self.position.is_within_epoch
-        if ends_epoch:
+        if ends_epoch and not self._owed:
             self._end_epoch()
-        due = self.times.by_steps(self.position) | self._agreed
+        due = self.times.by_steps(self.position) | self._agreed | {*self._owed}
         with self._in_use() as weights:
+            if "evaluate" in due and not (self._owed or self._has_judged):
+                self._save_before(due, weights)
+            self._owed = []
             is_kept = "evaluate" in due and self._judge()
             if ends_epoch:
                 self.judge.call_back("on_epoch_end")
@@ -273,6 +283,14 @@ class Run:
             saves = "save" in due or self.is_pruned or self.agreement.stopping
             if is_kept or (self._has_ended if self.is_done else saves):
                 self._save(weights, self.history.bests if is_kept else ())
+
+    def _save_before(self, due: set[str], weights: list[Tensor]) -> None:
+        """Save before the attempt's first evaluation, if its failure would cost much training."""
+        wishes = {"save"} if self.times.unsaved_s > LONG_S else set[str]()
+        if "save" in self.agreement.meet(wishes):
+            self._owed = sorted(due)
+            self._save(weights)
+            self.checkpoints.wait()
 
     def _end_run(self) -> None:
         """End the epoch and evaluate, where neither would be due if the run were longer.
@@ -356,7 +374,9 @@ class Run:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
         if self.history.is_within_epoch:  # next to the evaluation's metrics; no log point
             self._log_running(averages_since_logged(self.learner, self.sums))
-        return self.judge.judge()
+        is_kept = self.judge.judge()
+        self._has_judged = True
+        return is_kept
 
     def _save(
         self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
@@ -374,7 +394,8 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""
-        self.first_steps.end(within_epoch=self.position.is_within_epoch)
+        within_epoch = self.position.is_within_epoch or bool(self._owed)
+        self.first_steps.end(within_epoch=within_epoch)
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
@@ -391,6 +412,7 @@ class Run:
             **self.history.state_dict(),
             **self.record.state_dict(),
             "evaluated": next((one for one in bests if one["step"] == step), None),
+            "owed": self._owed,
             "config": shown(self.config),
             "plan": self.plan,
             "built": self.built,

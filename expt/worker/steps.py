@@ -88,6 +88,11 @@ class Times:
         """Count the minutes between checkpoints from now."""
         self._saved_at = self._clock()
 
+    @property
+    def unsaved_s(self) -> float:
+        """The seconds since the last checkpoint."""
+        return self._clock() - self._saved_at
+
     def by_steps(self, position: Position) -> set[str]:
         """Return the actions that are due after the last step by its number."""
         config, ends_epoch = self._config, not position.is_within_epoch
@@ -100,7 +105,7 @@ class Times:
     def by_clock(self, trained: History | None) -> set[str]:
         """Return the actions that are due by this worker's clock, and by the time `trained`."""
         config, due = self._config, set[str]()
-        if self._clock() - self._saved_at > _seconds(config.checkpoint.every_minutes):
+        if self.unsaved_s > _seconds(config.checkpoint.every_minutes):
             due.add("save")
         if trained is None or (config.eval_every_minutes is None and config.max_minutes is None):
             return due

@@ -16,6 +16,7 @@ from expt.runs import checkpoint
 from expt.runs.named_checkpoint import checkpoint_named
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from expt.worker import run as worker_run
 from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
@@ -436,3 +437,36 @@ def test_a_run_that_is_killed_after_an_evaluation_goes_on_to_the_same_bits(
     assert measured["accuracy/val"] == best["value"]
     (record,) = resumed.folder.glob("evaluations/*/result.json")
     assert json.loads(record.read_text())["evaluation_of"]["step"] == best["step"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("scheduler=plateau", "scheduler.patience=0", "epochs=3"),
+        ("eval_every_steps=4", "model.dropout=0.2", "epochs=2"),
+        ("epochs=1", "model.dropout=0.2"),
+        ("max_steps=7", "eval_every_steps=7"),
+    ],
+    ids=["epochs", "steps", "last epoch", "last step"],
+)
+def test_an_evaluation_that_fails_costs_no_training(
+    more: tuple[str, ...], train_alone: TrainAlone, configured: Configured, monkeypatch: Patch
+) -> None:
+    """The first of an attempt: later ones run the same code."""
+    monkeypatch.setattr(worker_run, "LONG_S", -1.0)
+    words = (*SHORT, *more)
+
+    def fail(module: nn.Module, _: object) -> None:
+        if not module.training:
+            raise ValueError("an error in code that only evaluates")
+
+    def failing(run: Run) -> None:
+        run.learner.module.register_forward_pre_hook(fail)
+
+    whole = train_alone(*words, name="whole")
+    with pytest.raises(ValueError, match="only evaluates"):
+        train_alone(*words, name="failed", before=failing)
+    paths = RunPaths(whole.folder.with_name("failed"))
+    create_result(paths, may_exist=True)
+    assert checkpoint.load(paths.last)["position"]["step"] == whole.curve("loss/val")[0][0]
+    assert_same(_longer(train_alone, configured, paths, *words), whole)
