@@ -41,6 +41,7 @@ def record(folder: Path) -> dict[str, object]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
+@pytest.mark.slow
 def test_dead_and_full_cards_fail_no_run_of_a_sweep(cards: Cards, tmp_path: Path) -> None:
     cards(dead=(3,), full=(2,))
     seeds = ",".join(map(str, range(12)))

@@ -279,6 +279,7 @@ class Scored(expt.Task):
 """
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture) -> None:
     table = tmp_path / "table.csv"
     table.write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(40)))

@@ -191,6 +191,7 @@ def counts_of(run: Path, split: Any) -> tuple[np.ndarray, list[str]]:
     return counts, names
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_is_drawn_with_the_best_weights(trained: Trained, tmp_path: Path) -> None:
     """Of a table, too; the second epoch destroys what the first has learned."""
     x = np.random.default_rng(2).normal(size=200)

@@ -146,6 +146,7 @@ def values(found: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.array([record["progression"] for record in found])
 
 
+@pytest.mark.slow
 def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
     folds: list[Path], patients: Made
 ) -> None:

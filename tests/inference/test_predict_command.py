@@ -22,7 +22,7 @@ from expt.inference import writing
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
 from tests.conftest import Configured
-from tests.facade import Capture, run
+from tests.facade import Capture, common, run
 from tests.inference.conftest import CLASSES, Made, Make
 from tests.inference.test_load import FEW
 
@@ -292,7 +292,7 @@ def test_a_link_that_leads_back_adds_no_file(photos: Made, tmp_path: Path) -> No
 NAMES_OF_ANSWERS = ("top", "probabilities", "labels", "class", "target", "values", "path", "file")
 
 
-@pytest.mark.parametrize("kind", ["regression", "classification", "multilabel"])
+@pytest.mark.parametrize("kind", common(["regression", "classification", "multilabel"], "class"))
 def test_columns_may_be_called_as_any_prediction_is(
     kind: str, make: Make, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:

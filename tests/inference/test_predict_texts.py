@@ -128,6 +128,7 @@ def test_a_run_is_used_without_its_tokenizers_folder(
     assert "row 1: has 3 cells" in bad.stderr
 
 
+@pytest.mark.slow
 def test_a_causal_model_says_how_likely_responses_are(
     place: Path, words: str, trained: Trained, typed: Typed, tmp_path: Path
 ) -> None:

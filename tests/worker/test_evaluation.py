@@ -228,6 +228,7 @@ def table(path: Path, columns: dict[str, Any]) -> str:
     return f"dataset.path={path}"
 
 
+@pytest.mark.slow
 def test_another_table_is_read_as_in_training(train: TrainAlone, tmp_path: Path) -> None:
     drawn = np.random.default_rng(0)
     a, b = drawn.normal(5, 2, 80), drawn.normal(-100, 30, 80)
@@ -279,6 +280,7 @@ def test_another_table_is_read_as_in_training(train: TrainAlone, tmp_path: Path)
         metrics(folder, "dataset.val_fraction=0.5")
 
 
+@pytest.mark.slow
 def test_boolean_classes_of_any_file(train: TrainAlone, tmp_path: Path, capfd: Any) -> None:
     """Also one of them only."""
     x = np.random.default_rng(2).normal(size=60)
@@ -301,6 +303,7 @@ def test_boolean_classes_of_any_file(train: TrainAlone, tmp_path: Path, capfd: A
     assert "has no test set: val is measured" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:
     drawn = np.random.default_rng(1)
     x = drawn.normal(3, 2, 60)
