@@ -81,7 +81,8 @@ def evaluate(
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     asked = settings.read(words, config_dir, flips=flips)
-    chosen = trained_runs.chosen(runs, asked.values.get("which"), best=best, filters=filters)
+    console, which = terminal.console(quiet=quiet), asked.values.get("which")
+    chosen = trained_runs.chosen(runs, which, console, best=best, filters=filters)
     begun = [(run, trained_run(run, which)[0], which) for run, which in chosen]
     measured = [
         settings.settings(run, record, asked._replace(which=which)) for run, record, which in begun
@@ -97,7 +98,6 @@ def evaluate(
         raise ConfigError(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
         ) from error
-    console = terminal.console(quiet=quiet)
     failed = evaluate_all(requests, console)
     terminal.put_runs(((x.paths.folder, read_result(x.paths)) for x in requests), "evaluations")
     done = [each.paths for each in requests if read_result(each.paths).get("status") == COMPLETED]

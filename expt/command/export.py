@@ -11,7 +11,7 @@ from expt.command import terminal
 from expt.command.trained_runs import chosen
 from expt.command.words import Parser, positive, refuse_taken
 from expt.errors import ConfigError, require
-from expt.runs.named_checkpoint import run_and_which, trained_run
+from expt.runs.named_checkpoint import trained_run
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import Console, elapsed, say, shown_path
 
@@ -48,7 +48,8 @@ def main(words: Sequence[str]) -> int:
     add("--adapters", action="store_true", help="write LoRA's adapters alone, for peft")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     asked = parser.parse_intermixed_args(list(words))  # `_file` looks at the output
-    run, which = chosen([str(asked.run)], asked.which, best=None, filters=())[0]
+    console = Console()
+    run, which = chosen([str(asked.run)], asked.which, console)[0]
     trained_run(run, which)
     file = _file(run, asked.format, asked.output, force=asked.force)
     if not asked.tolerance > 0:
@@ -71,9 +72,6 @@ def main(words: Sequence[str]) -> int:
         sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
         checks = export.export(run, file, asked.format, force=asked.force, **sizes, **common)
     terminal.put(exported=str(file.absolute()), checks=checks)
-    console = Console()
-    if run != run_and_which(asked.run, asked.which)[0]:
-        say(console, f"run          {shown_path(run)}")
     files = [file, *file.rglob("*")]
     size = f"{sum(one.stat().st_size for one in files if one.is_file()) / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")

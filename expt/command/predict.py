@@ -113,7 +113,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = vars(parser.parse_args(words))
     runs, paths = trained_runs.named([found.pop("run"), *found["paths"]])
     options = {"best": found.pop("best"), "filters": found.pop("filter")}
-    found["runs"] = trained_runs.chosen(runs, found.pop("which"), **options)
+    console = Console(stderr=True)
+    found["runs"] = trained_runs.chosen(runs, found.pop("which"), console, **options)
     found["paths"] = [*map(Path, paths)]
     found["amp"] = {"true": True, "false": False}.get(found["amp"], found["amp"])
     return found

@@ -11,6 +11,7 @@ from expt.errors import ConfigError
 from expt.runs.found import in_newest, results, without_copies
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.view.text import Console, field, say, shown_path
 
 
 def add_options(parser: Parser) -> None:
@@ -34,16 +35,25 @@ def _is_run(word: str) -> bool:
 
 
 def chosen(
-    given: Sequence[str], which: str | None, *, best: int | None, filters: Sequence[str]
+    given: Sequence[str],
+    which: str | None,
+    console: Console,
+    *,
+    best: int | None = None,
+    filters: Sequence[str] = (),
 ) -> list[tuple[Path, str]]:
     """Return each run with its checkpoint; of a sweep those that the options choose.
 
+    A single one of a sweep is named on the console.
     Raises ConfigError where none is left; `trained_run` refuses other folders.
     """
     pairs = (run_and_which(each, which) for each in given)
     found: dict[tuple[Path, str], tuple[Path, str]] = {}
     for folder, at in pairs:
-        for run in _chosen(folder, best, filters):
+        runs = _chosen(folder, best, filters)
+        if len(runs) == 1 and runs != [folder]:
+            say(console, field("run", shown_path(runs[0])))
+        for run in runs:
             found.setdefault((run.resolve(), at), (run, at))
     return [*found.values()]
 

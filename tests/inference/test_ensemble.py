@@ -18,6 +18,7 @@ from expt.features import Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.request import Trained
 from expt.runs.result import read_result
+from expt.runs.view.text import Console
 from expt.tasks.classification import Classification
 from expt.tasks.language_model import LanguageModel
 from expt.tasks.multilabel import Multilabel
@@ -216,7 +217,7 @@ def test_a_custom_tasks_outputs_without_a_mean_are_refused() -> None:
 def test_a_run_that_is_named_twice_counts_once(photos: Made) -> None:
     again = photos.folder.parent / "." / ".." / photos.folder.parent.name / photos.folder.name
     words = [str(photos.folder), str(again)]
-    chosen = trained_runs.chosen(words, None, best=None, filters=[])
+    chosen = trained_runs.chosen(words, None, Console())
     assert chosen == [(photos.folder, "best")]
 
 

@@ -15,6 +15,7 @@ from expt.command import evaluate, trained_runs
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
+from expt.runs.view.text import Console
 from tests.conftest import Trained
 from tests.facade import Capture, Patch, as_typed, ended, own_model, run, start
 
@@ -163,7 +164,7 @@ def test_the_mean_of_several_runs_is_measured_next_to_each(
     assert (runs[0] / "evaluations" / "test-flips").is_dir()
 
 
-def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path) -> None:
+def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     few = as_typed("epochs=1 max_steps=2 world_size=1 tensorboard.images=false")
     for name, rate in (("a", 0.1), ("b", 0.01), ("c", 0.01)):
         trained(*few, f"optimizer.lr={rate}", f"seed={len(name + str(rate))}", name=f"sweep/{name}")
@@ -171,10 +172,12 @@ def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path) -> None:
     sweep = str(tmp_path / "sweep")
 
     def chosen(*filters: str, best: int | None = None) -> list[str]:
-        found = trained_runs.chosen([sweep], None, best=best, filters=filters)
+        found = trained_runs.chosen([sweep], None, Console(), best=best, filters=filters)
         return sorted(run.name for run, _ in found)
 
+    capsys.readouterr()
     assert chosen("optimizer.lr=0.1") == ["a"]
+    assert capsys.readouterr().out.split() == ["run", f"{sweep}/a"]
     assert len(chosen("optimizer.lr<0.5")) == 3
     assert len(chosen(best=2)) == 2
     assert len(chosen()) == 1
@@ -182,4 +185,4 @@ def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=filters[0].partition("=")[0]):
             chosen(*filters)
     with pytest.raises(ConfigError, match="is for a sweep"):
-        trained_runs.chosen([f"{sweep}/a"], None, best=None, filters=["seed=0"])
+        trained_runs.chosen([f"{sweep}/a"], None, Console(), filters=["seed=0"])
