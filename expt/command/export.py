@@ -88,5 +88,5 @@ def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
         raise ConfigError(f"--output {file}: name a {'folder' if is_folder else 'file'}")
     if is_folder and file.is_dir() and any(file.iterdir()):  # whose files may be somebody's
         raise ConfigError(f"{file}: is there already; remove it, or name another by --output")
-    refuse_taken("--output", file, force=force)
+    refuse_taken("--output", file, force=force, may_be_folder=is_folder)
     return file

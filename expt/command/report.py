@@ -326,9 +326,10 @@ def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
-        try:
-            curves.learning_curves(runs, asked.plot)
-        except ConfigError as error:
-            raise ConfigError(f"--plot {error}") from None
+        with new_file(asked.plot, force=asked.force, option="--plot") as file:
+            try:
+                curves.learning_curves(runs, Path(file.name))
+            except ConfigError as error:
+                raise ConfigError(f"--plot {asked.plot}: {error}") from None
         lines.append(f"curves       {asked.plot}")
     return lines

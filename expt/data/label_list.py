@@ -85,13 +85,7 @@ def _match(
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
         raise DataError(f"{at}: {where}; name the folder that has them by dataset.root")
-    row_of, missing = dict[int, int](), list[str]()
-    for row, name in enumerate(_texts(_read(table, [column]))):
-        if (place := pictures.place(name, f"{at}: row {row + 1}")) is None:
-            missing.append(name or "an empty cell")
-        elif row_of.setdefault(place, row) != row:
-            twice = f"rows {row_of[place] + 1} and {row + 1}"
-            raise DataError(f"{at}: {twice} both label {pictures.paths[place]}; keep one")
+    row_of, missing = pictures.rows_of(_texts(_read(table, [column])), at)
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():
         start = "" if folder == Path(root) else f"{os.path.relpath(folder, root)}{os.sep}"

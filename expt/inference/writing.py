@@ -34,7 +34,7 @@ def new_file(output: Path, *, force: bool, option: str = "--output") -> Iterator
 
     Raise ConfigError for one that is there.
     """
-    with in_words(output, option), written(output, may_exist=force) as file:
+    with in_words(output, option), written(output, may_exist=force, follow=True) as file:
         yield file
 
 

@@ -76,7 +76,7 @@ def test_words_may_come_in_any_order_around_a_new_file(
     Path("full/x").touch()
     parser = Parser("one", "About.")
     parser.add_argument("folders", nargs="*")
-    parser.add_output("--output", "about")
+    parser.add_output("--output", "about", may_be_folder=True)
     for forced in (["--force"], []):
         words = ["a", "--output", name, *forced, "b"]
         if is_taken and not forced:

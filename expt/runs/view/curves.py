@@ -173,8 +173,8 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure
             text.set_parse_math(False)  # a setting may have dollars
     try:
         drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{file}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return drawing
 
 
