@@ -176,6 +176,9 @@ def _as_labels(path: Path, column: Any, known: Sequence[str]) -> Any:
     cells = _texts(column)
     if {text.strip().casefold() for text in cells} <= _ON:
         return column
+    if found := next((cell for cell in cells if cell.startswith("[")), None):
+        fix = "write its labels as a text with | between them, such as by pandas' .str.join('|')"
+        raise DataError(f"{path}: column {column.column_names[0]}: {found} is a list; {fix}")
     sign = separator_of(cells)
     several = [{x.strip() for x in cell.split(sign)} - {""} for cell in cells]
     every = set[str]().union(*several)

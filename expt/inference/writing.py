@@ -168,13 +168,13 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
 
 def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
     """Raise ConfigError where two pictures would have one mask, or a mask its picture's place."""
-    names: dict[Path, str] = {}
+    names, pictures = dict[Path, str](), {*map(os.path.realpath, paths)}
     for path in paths:
         mask = _mask_name({"path": path}, root)
         if names.setdefault(mask, path) != path:
             raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
-        if os.path.realpath(folder / mask) == os.path.realpath(path):
-            raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
+        if os.path.realpath(folder / mask) in pictures:
+            raise ConfigError(f"--output {folder}: the mask of {path} would take its place, or another picture's")
 
 
 def _move(beside: Path, folder: Path, *, force: bool) -> None:

@@ -182,8 +182,8 @@ class RunPaths:
         return self.logs(attempt) / str(rank) / "error.json"
 
     def is_new(self) -> bool:
-        """Return whether the folder holds nothing but the lock and Hydra's files."""
-        return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
+        """Return whether the folder holds no file that is named as a run's, but Hydra's."""
+        return {*self.found()} <= {self.hydra}
 
     def found(self, *, hidden: bool = True) -> list[Path]:
         """Return the files that have the name of one of a run, but for the lock."""
