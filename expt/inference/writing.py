@@ -174,7 +174,8 @@ def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
         if names.setdefault(mask, path) != path:
             raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
         if os.path.realpath(folder / mask) in pictures:
-            raise ConfigError(f"--output {folder}: the mask of {path} would take its place, or another picture's")
+            where = "its place, or that of another picture"
+            raise ConfigError(f"--output {folder}: the mask of {path} would take {where}")
 
 
 def _move(beside: Path, folder: Path, *, force: bool) -> None:

@@ -253,7 +253,8 @@ def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
 def written(path: Path, *, may_exist: bool = True, follow: bool = False) -> Iterator[IO[bytes]]:
     """Open a file that takes the name `path` if the block ends well, and is removed if not.
 
-    A link is replaced, unless to `follow` it. Raises FileExistsError then where there is an old one and none `may_exist`.
+    A link is replaced, unless to `follow` it. Raises FileExistsError then where there is an old one
+    and none `may_exist`.
     """
     place = Path(os.path.realpath(path)) if follow else path
     temporary = place.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
