@@ -79,7 +79,8 @@ def main(words: Sequence[str]) -> int:
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
-        if os.path.realpath(output) in map(os.path.realpath, chosen.inputs.files):
+        read = [*chosen.inputs.files, *([template] if template else [])]
+        if os.path.realpath(output) in map(os.path.realpath, read):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         allowed = ("", ".npz") if masks else tuple(writing.FILES)
         is_other = output.exists() and output.is_file() != bool(output.suffix)

@@ -83,6 +83,15 @@ def test_ids_are_not_taken_for_examples_that_name_a_picture(photos: Made, new: P
             filled(photos, new, lines)
 
 
+def test_the_template_itself_is_not_written_over(photos: Made, new: Path) -> None:
+    (new.parent / "filled.csv").symlink_to("template.csv")
+    words = [str(photos.folder), str(new), "--template", str(new.parent / "template.csv")]
+    (new.parent / "template.csv").write_text("id,label\np0,cat\n")
+    for name in ("template.csv", "filled.csv"):
+        with pytest.raises(ConfigError, match="is one of the files that are read"):
+            predict.main([*words, "--output", str(new.parent / name), "--force"])
+
+
 def test_a_target_is_no_id(listed_photos: Made, new: Path) -> None:
     (new / "p2.png").rename(new / "0.png")
     with pytest.raises(ConfigError, match="no column names the pictures"):
