@@ -35,7 +35,7 @@ class Template:
 
         Raise ConfigError where no column names the pictures, DataError where one is named twice.
         """
-        files = [os.path.abspath(file) for file in plan.inputs.files]
+        files = [*dict.fromkeys(map(os.path.abspath, plan.inputs.files))]
         if path.suffix.lower() != ".csv" or not path.is_file():
             raise ConfigError(f"--template {path}: name a .csv that is there.{near_path(path)}")
         if plan.form.each == "pixel" or not files or files[0].endswith(ARRAYS):
