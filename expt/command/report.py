@@ -326,10 +326,8 @@ def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
+        curves.refuse_undrawable("--plot", asked.plot)
         with new_file(asked.plot, force=asked.force, option="--plot") as file:
-            try:
-                curves.learning_curves(runs, Path(file.name))
-            except ConfigError as error:
-                raise ConfigError(f"--plot {asked.plot}: {error}") from None
+            curves.learning_curves(runs, Path(file.name))
         lines.append(f"curves       {asked.plot}")
     return lines

@@ -85,6 +85,8 @@ def _match(
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
         raise DataError(f"{at}: {where}; name the folder that has them by dataset.root")
+    if pictures.find(column):
+        raise DataError(f"{at}: its first line names {column}; put the names of columns above it")
     row_of, missing = pictures.rows_of(_texts(_read(table, [column])), at)
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():

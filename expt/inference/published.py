@@ -135,6 +135,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
     Raises ConfigError where it can't be made, or another has come there that holds something.
     """
+    folder = folder.resolve()  # a link stays one
     with in_words(folder):
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         beside.chmod(0o755)

@@ -175,6 +175,7 @@ def test_classes_that_are_names_of_pictures_name_none(root: Path) -> None:
         ("dataset.labels=b.csv", "id,y\np01,1\np01.png,1\n", DataError, "rows 1 and 2"),
         ("dataset.labels=b.csv", "id,y\np01,u\np02,\n", DataError, "column y, row 2: is empty"),
         (f"dataset.labels=b.csv {NUMBERS}", "id,size\nx,1\np01,1\np02,u\n", DataError, "row 3"),
+        ("dataset.labels=b.csv", "p00.png,1\np01.png,1\n", DataError, "names of columns above"),
         ("dataset.labels=b.csv", "id\np01\np02\n", ConfigError, "nothing next to id"),
         ("dataset.labels=b.csv task=multilabel", "id,y\np01,\"['u']\"\n", DataError, "is a list"),
     ],
