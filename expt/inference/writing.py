@@ -50,6 +50,30 @@ def in_words(output: Path, option: str = "--output") -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
+    """Yield a folder that takes a name if the block ends well, and is removed if not.
+
+    A link stays one. Where the folder `may_exist`, files are moved into it one by one. Raise
+    ConfigError where it can't be made, or holds something and may not exist.
+    """
+    goal = folder.resolve()
+    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
+    with in_words(folder):
+        beside.mkdir()
+    try:
+        yield beside
+        with in_words(folder):
+            if not may_exist:
+                beside.rename(goal)
+            for file in sorted(filter(Path.is_file, beside.rglob("*"))):
+                place = goal / file.relative_to(beside)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def to_file(output: Path, *, force: bool) -> Iterator[Write]:
     """Yield a function that writes to a new file of one of FILES."""
     with new_file(output, force=force) as file, FILES[output.suffix.lower()](file) as write:
@@ -148,22 +172,17 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
     It is named as the picture is below `root`. Raise ConfigError where names clash.
     """
     _refuse_clashes(folder, paths, root)
-    folder = folder.resolve()  # a link stays one
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with in_words(folder), new_folder(folder, may_exist=force) as beside:
 
-    def write(answers: Answers, form: Feature) -> None:
-        sizes = answers.sizes or itertools.repeat(None)
-        for about, mask, size in zip(answers.about, answers.arrays["masks"], sizes, strict=False):
-            path = beside / _mask_name(about, root)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _picture(mask, size).save(path, format="PNG")
+        def write(answers: Answers, form: Feature) -> None:
+            about, masks = answers.about, answers.arrays["masks"]
+            sizes = answers.sizes or itertools.repeat(None)
+            for one, mask, size in zip(about, masks, sizes, strict=False):
+                path = beside / _mask_name(one, root)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _picture(mask, size).save(path, format="PNG")
 
-    try:
-        with in_words(folder):
-            yield write
-            _move(beside, folder, force=force)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        yield write
 
 
 def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
@@ -176,18 +195,6 @@ def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
         if os.path.realpath(folder / mask) in pictures:
             where = "its place, or that of another picture"
             raise ConfigError(f"--output {folder}: the mask of {path} would take {where}")
-
-
-def _move(beside: Path, folder: Path, *, force: bool) -> None:
-    """Move the masks into the folder: as a whole, or one by one where it holds other files."""
-    if not (folder.is_dir() and any(folder.iterdir())):
-        beside.rename(folder)
-    for mask in sorted(beside.rglob("*.png")):
-        place = folder / mask.relative_to(beside)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists() and not force:
-            raise ConfigError(f"{place}: is there by now; use --force, or another folder")
-        mask.replace(place)
 
 
 def _mask_name(about: Mapping[str, Any], root: str) -> Path:
