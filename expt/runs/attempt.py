@@ -102,12 +102,14 @@ class Attempt:
         resumes = self.request.resumes and candidates(paths.last)
         if "identity" in record or refused or resumes:
             return
-        for path in paths.found(hidden=False):
-            if path not in (paths.result, paths.logs(0).parent):
-                raise ConfigError(
-                    f"{path}: no {paths.result.name} next to it says to which run it belongs; move"
-                    " it away, or choose another folder by hydra.run.dir=FOLDER"
-                )
+        known = {paths.result, paths.logs(0).parent, paths.sent, paths.before}
+        if not self.request.hydra:  # a sweep has written it just now
+            known.add(paths.hydra)
+        if foreign := next((path for path in paths.found() if path not in known), None):
+            raise ConfigError(
+                f"{foreign}: no {paths.result.name} next to it says to which run it belongs; move"
+                " it away, or choose another folder by hydra.run.dir=FOLDER"
+            )
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Path | None]:
