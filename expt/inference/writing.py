@@ -65,8 +65,11 @@ def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
         with in_words(folder):
             if not may_exist:
                 beside.rename(goal)
-            for file in sorted(filter(Path.is_file, beside.rglob("*"))):
-                place = goal / file.relative_to(beside)
+            files = filter(Path.is_file, beside.rglob("*"))
+            places = {file: goal / file.relative_to(beside) for file in files}
+            if taken := next(filter(Path.is_dir, places.values()), None):
+                raise ConfigError(f"{taken}: is a folder; remove it, or name another --output")
+            for file, place in places.items():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(place)
     finally:

@@ -198,6 +198,11 @@ def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) 
     assert "is there already; use --force" in told(*words, "--output", output)
     predict.main([*words, "--output", str(output), "--force"])
     assert (output / "mine.txt").exists()
+    (output / "c.png").unlink()
+    (output / "c.png").mkdir()
+    (output / "deep" / "a.png").write_text("old")
+    assert "c.png: is a folder" in told(*words, "--output", output, "--force")
+    assert (output / "deep" / "a.png").read_text() == "old", "none is replaced"
     predict.main([*words, "--output", str(tmp_path / "out.npz")])
     with np.load(tmp_path / "out.npz") as file:
         assert (file["masks"].shape, file["masks"].dtype) == ((3, 16, 8), np.uint8)
