@@ -101,7 +101,8 @@ def evaluate(
     failed = evaluate_all(requests, console)
     terminal.put_runs(((x.paths.folder, read_result(x.paths)) for x in requests), "evaluations")
     done = [each.paths for each in requests if read_result(each.paths).get("status") == COMPLETED]
-    print_evaluations(console, done)
+    if done:
+        print_evaluations(console, done)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(requests)} evaluations failed: {failed[0]}")
     return done

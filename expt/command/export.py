@@ -82,9 +82,7 @@ def main(words: Sequence[str]) -> int:
 
 def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
     file, is_folder = output or RunPaths(run).exported(kind), kind == "huggingface"
-    if file.exists() and file.is_dir() != is_folder:
-        raise ConfigError(f"--output {file}: name a {'folder' if is_folder else 'file'}")
-    if is_folder and file.is_dir() and any(file.iterdir()):  # whose files may be somebody's
+    if is_folder and (any(file.iterdir()) if file.is_dir() else file.exists()):  # somebody's files
         raise ConfigError(f"{file}: is there already; remove it, or name another by --output")
-    refuse_taken("--output", file, force=force)
+    refuse_taken("--output", file, force=force, may_be_folder=is_folder)
     return file

@@ -18,7 +18,6 @@ from expt.errors import (
     Diverged,
     Interrupted,
     RunFailed,
-    require,
     warn,
 )
 from expt.launch.launcher import refuse_in_torchrun
@@ -27,6 +26,7 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
+from expt.runs.view.curves import refuse_undrawable
 from expt.runs.view.text import Console, cells, plain_table, say
 
 ABOUT = """\
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
             raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
     refuse_in_torchrun("expt lr_range")
     if asked.output:
-        _refuse_undrawable(asked.output)
+        refuse_undrawable("--output", asked.output)
     points = _points(asked)
     proposed = propose(points)
     _show(points, proposed)
@@ -194,12 +194,3 @@ def _draw(points: Sequence[Point], proposed: float | None, file: Path, *, force:
     axes.legend()
     with new_file(file, force=force) as opened:
         drawing.savefig(opened, format=file.suffix[1:])
-
-
-def _refuse_undrawable(file: Path) -> None:
-    require(f"--output {file}", "matplotlib", extra="plot")
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    if file.suffix[1:] not in FigureCanvasBase.filetypes:
-        known = ", ".join(FigureCanvasBase.filetypes)
-        raise ConfigError(f"--output {file}: its suffix is none of {known}")

@@ -79,10 +79,12 @@ def main(words: Sequence[str]) -> int:
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
-        if os.path.realpath(output) in map(os.path.realpath, chosen.inputs.files):
+        read = [*chosen.inputs.files, *([template] if template else [])]
+        if os.path.realpath(output) in map(os.path.realpath, read):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         allowed = ("", ".npz") if masks else tuple(writing.FILES)
-        if output.suffix.lower() not in allowed or (not output.suffix and output.is_file()):
+        is_other = output.exists() and output.is_file() != bool(output.suffix)
+        if output.suffix.lower() not in allowed or is_other:
             wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(allowed)}"
             raise ConfigError(f"--output {output}: name {wanted}")
     with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
@@ -99,7 +101,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("paths", nargs="*", metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--text", action="append", default=[], dest="texts", help="a text instead of files")
-    parser.add_output("--output", ".csv, .jsonl, .npz; - is the terminal, as CSV")
+    about = ".csv, .jsonl, .npz; - is the terminal, as CSV"
+    parser.add_output("--output", about, may_be_folder=True)
     add(
         "--template", type=Path, metavar="CSV", help="fill its columns, in its order, into --output"
     )

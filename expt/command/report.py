@@ -326,9 +326,8 @@ def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
-        try:
-            curves.learning_curves(runs, asked.plot)
-        except ConfigError as error:
-            raise ConfigError(f"--plot {error}") from None
+        curves.refuse_undrawable("--plot", asked.plot)
+        with new_file(asked.plot, force=asked.force, option="--plot") as file:
+            curves.learning_curves(runs, Path(file.name))
         lines.append(f"curves       {asked.plot}")
     return lines

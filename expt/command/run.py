@@ -144,23 +144,30 @@ def train(
 
 @contextlib.contextmanager
 def removed_if_refused(paths: RunPaths) -> Iterator[None]:
-    """Remove the run's folder if the body is refused or interrupted and has left nothing in it."""
+    """Remove the files of a run if the body is refused or interrupted before it begins.
+
+    Its folder goes with them, unless it holds something of a user's.
+    """
     is_there = paths.hydra.exists()  # of an earlier command
     try:
         yield
     except (ConfigError, Interrupted):
-        if not is_there:
-            remove_unused(paths)
+        if not is_there and {*paths.found()} <= {paths.hydra, paths.code}:
+            _remove_begun(paths)
         raise
 
 
 def remove_unused(run_paths: RunPaths) -> None:
     """Remove the folder of a run that did not begin, unless it holds something."""
-    unused = {run_paths.hydra, run_paths.lock, run_paths.code}
-    with contextlib.suppress(OSError):  # a disk that is read-only now
-        folder = run_paths.folder
-        if folder.is_dir() and {*folder.iterdir()} <= unused and not is_held(run_paths):
-            shutil.rmtree(run_paths.hydra, ignore_errors=True)
-            kept_code.remove(run_paths.code)
-            run_paths.lock.unlink(missing_ok=True)
-            remove_empty(folder)
+    folder, unused = run_paths.folder, {run_paths.hydra, run_paths.lock, run_paths.code}
+    if folder.is_dir() and {*folder.iterdir()} <= unused:
+        _remove_begun(run_paths)
+
+
+def _remove_begun(paths: RunPaths) -> None:
+    with contextlib.suppress(OSError):  # there is none, or a disk that is read-only now
+        if not is_held(paths):
+            shutil.rmtree(paths.hydra, ignore_errors=True)
+            kept_code.remove(paths.code)
+            paths.lock.unlink(missing_ok=True)
+            remove_empty(paths.folder)

@@ -204,7 +204,9 @@ class SweepFolder:
         with_key = f"{name},{key.removeprefix(ASKED)}"
         more = (f"{with_key},{number}" for number in itertools.count(2))
         for found in itertools.chain((name, with_key), more):
-            if found not in self._names and not RunPaths(self.folder / found).found(hidden=False):
+            paths = RunPaths(self.folder / found)
+            # Without a lock `.hydra` is another program's.
+            if found not in self._names and not paths.found(hidden=not paths.lock.exists()):
                 break
         self._names.add(found)
         return found

@@ -47,22 +47,22 @@ class Parser(argparse.ArgumentParser):
         )
         about = "print one JSON document to stdout, and all else to stderr"
         self.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=about)
-        self._outputs = list[str]()
+        self._outputs = dict[str, bool]()
 
-    def add_output(self, option: str, about: str) -> None:
+    def add_output(self, option: str, about: str, *, may_be_folder: bool = False) -> None:
         """Add an option for a file to write, and `--force`, without which none is overwritten."""
         self.add_argument(option, type=Path, metavar="FILE", help=about)
         if not self._outputs:
             what = "overwrite an existing file; never a folder"
             self.add_argument("--force", action="store_true", help=what)
-        self._outputs.append(option)
+        self._outputs[option] = may_be_folder
 
     def parse_args(self, words: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         """Read words in any order. Raise ConfigError where an output can't be written."""
         asked = self.parse_intermixed_args(list(words), namespace)
-        for option in self._outputs:
+        for option, may_be_folder in self._outputs.items():
             if (file := getattr(asked, option.strip("-"))) not in (None, Path("-")):
-                refuse_taken(option, file, force=asked.force)
+                refuse_taken(option, file, force=asked.force, may_be_folder=may_be_folder)
         return asked
 
     def error(self, message: str) -> NoReturn:
@@ -70,11 +70,13 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def refuse_taken(option: str, file: Path, *, force: bool) -> None:
+def refuse_taken(option: str, file: Path, *, force: bool, may_be_folder: bool = False) -> None:
     """Raise ConfigError where an output can't be written, before anything is computed."""
-    parent = file.absolute().parent
+    parent = Path(os.path.realpath(file)).parent  # a link stays one
     if not parent.is_dir() or not os.access(file if file.is_dir() else parent, os.W_OK):
         raise ConfigError(f"{option} {file}: {parent} is not a folder that can be written to")
+    if file.exists() and not (file.is_file() or (may_be_folder and file.is_dir())):
+        raise ConfigError(f"{option} {file}: is there already, and is no file; name another")
     if not force and (any(file.iterdir()) if file.is_dir() else file.exists()):
         raise ConfigError(f"{option} {file}: is there already; use --force, or another name")
 

@@ -85,13 +85,9 @@ def _match(
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
         raise DataError(f"{at}: {where}; name the folder that has them by dataset.root")
-    row_of, missing = dict[int, int](), list[str]()
-    for row, name in enumerate(_texts(_read(table, [column]))):
-        if (place := pictures.place(name, f"{at}: row {row + 1}")) is None:
-            missing.append(name or "an empty cell")
-        elif row_of.setdefault(place, row) != row:
-            twice = f"rows {row_of[place] + 1} and {row + 1}"
-            raise DataError(f"{at}: {twice} both label {pictures.paths[place]}; keep one")
+    if pictures.find(column):
+        raise DataError(f"{at}: its first line names {column}; put the names of columns above it")
+    row_of, missing = pictures.rows_of(_texts(_read(table, [column])), at)
     parts = dict[str, list[int]]()
     for part, folder in parts_there(root, splits).items():
         start = "" if folder == Path(root) else f"{os.path.relpath(folder, root)}{os.sep}"
@@ -182,6 +178,9 @@ def _as_labels(path: Path, column: Any, known: Sequence[str]) -> Any:
     cells = _texts(column)
     if {text.strip().casefold() for text in cells} <= _ON:
         return column
+    if found := next((cell for cell in cells if cell.startswith("[")), None):
+        fix = "write its labels as a text with | between them, such as by pandas' .str.join('|')"
+        raise DataError(f"{path}: column {column.column_names[0]}: {found} is a list; {fix}")
     sign = separator_of(cells)
     several = [{x.strip() for x in cell.split(sign)} - {""} for cell in cells]
     every = set[str]().union(*several)

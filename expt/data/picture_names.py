@@ -40,6 +40,20 @@ class Pictures:
         exact = any(is_exact for is_exact, _ in found)
         return [place for is_exact, place in found if is_exact or not exact]
 
+    def rows_of(self, names: Sequence[str], at: str) -> tuple[dict[int, int], list[str]]:
+        """Return the row of each place whose picture is named, and the names of no picture.
+
+        Raise DataError where a name is that of several pictures, or two rows name one picture.
+        """
+        row_of, missing = dict[int, int](), list[str]()
+        for row, name in enumerate(names):
+            if (place := self.place(name, f"{at}: row {row + 1}")) is None:
+                missing.append(name or "an empty cell")
+            elif row_of.setdefault(place, row) != row:
+                twice = f"rows {row_of[place] + 1} and {row + 1}"
+                raise DataError(f"{at}: {twice} both name {self.paths[place]}; keep one")
+        return row_of, missing
+
     def place(self, name: str, at: str) -> int | None:
         """Return the place of the picture, or None. Raise DataError where it may be several."""
         places = self.find(name) if name else []
@@ -50,6 +64,12 @@ class Pictures:
         return places[0] if places else None
 
     def column_in(self, head: Mapping[str, Sequence[str]]) -> str | None:
-        """Return the column whose first texts name most pictures."""
-        found = {name: sum(bool(x and self.find(x)) for x in head[name]) for name in head}
+        """Return the column whose first texts name most pictures, each counted once.
+
+        Else a column of classes 0 to 9 would count each row for one of ten pictures.
+        """
+        found = {
+            name: len({tuple(self.find(text)) for text in {*texts} - {""}} - {()})
+            for name, texts in head.items()
+        }
         return max(found, key=found.__getitem__) if any(found.values()) else None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from expt.data.loading import leaves
 from expt.errors import ConfigError, RunFailed
 from expt.inference.export import compared
 from expt.inference.load import located, read, rebuilt
-from expt.inference.writing import in_words
+from expt.inference.writing import new_folder
 from expt.models.hugging_face import HuggingFace, quiet
 from expt.runs.paths import RunPaths
 
@@ -53,7 +50,7 @@ def export(
     if adapters and not has_adapters:
         raise ConfigError("--adapters: the run trained all weights; leave it out")
     inputs = _random_inputs(module)
-    with torch.no_grad(), quiet(), _new_folder(folder) as beside:
+    with torch.no_grad(), quiet(), new_folder(folder) as beside:
         wanted = module(inputs)
         if adapters:
             _name_base(module, model)
@@ -127,20 +124,3 @@ def _loaded(module: HuggingFace, folder: Path, *, adapters: bool) -> HuggingFace
         )
         model = peft.PeftModel.from_pretrained(whole, folder)
     return HuggingFace(model.eval(), module.base, (), ())
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder that takes its name where the block ends well.
-
-    Raises ConfigError where it can't be made, or another has come there that holds something.
-    """
-    with in_words(folder):
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        beside.chmod(0o755)
-    try:
-        yield beside
-        with in_words(folder):
-            beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

@@ -33,9 +33,9 @@ class Template:
     def __init__(self, path: Path, plan: Plan) -> None:
         """Read it. Pictures are matched by their names, rows of tables by a column's cells.
 
-        Raise ConfigError where no column names the pictures.
+        Raise ConfigError where no column names the pictures, DataError where one is named twice.
         """
-        files = [os.path.abspath(file) for file in plan.inputs.files]
+        files = [*dict.fromkeys(map(os.path.abspath, plan.inputs.files))]
         if path.suffix.lower() != ".csv" or not path.is_file():
             raise ConfigError(f"--template {path}: name a .csv that is there.{near_path(path)}")
         if plan.form.each == "pixel" or not files or files[0].endswith(ARRAYS):
@@ -50,13 +50,12 @@ class Template:
         self.by_pictures = bool(plan.inputs.pictures)
         if self.by_pictures:
             known = Pictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
-            for name, cells in self.columns.items():
-                places = [known.find(cell) if cell else [] for cell in cells]
-                keys = [files[place[0]] if len(place) == 1 else "" for place in places]
-                if sum(map(bool, keys)) > sum(map(bool, self.keys)):
-                    self.id, self.keys = name, keys
-            if not self.id:
+            others = {x: cells for x, cells in self.columns.items() if x not in plan.form.columns}
+            if (column := known.column_in(others)) is None:
                 raise ConfigError(f"--template {path}: no column names the pictures to predict for")
+            self.id, self.keys = column, [""] * len(self.columns[column])
+            for place, row in known.rows_of(self.columns[column], f"--template {path}")[0].items():
+                self.keys[row] = files[place]
 
     def key(self, about: Mapping[str, Any]) -> str:
         """Return the id of a sample. Raise ConfigError where a table has no such column."""

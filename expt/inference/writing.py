@@ -34,7 +34,7 @@ def new_file(output: Path, *, force: bool, option: str = "--output") -> Iterator
 
     Raise ConfigError for one that is there.
     """
-    with in_words(output, option), written(output, may_exist=force) as file:
+    with in_words(output, option), written(output, may_exist=force, follow=True) as file:
         yield file
 
 
@@ -47,6 +47,33 @@ def in_words(output: Path, option: str = "--output") -> Iterator[None]:
         raise ConfigError(f"{option} {output}: is there by now; use --force") from None
     except OSError as error:
         raise ConfigError(f"{option} {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
+    """Yield a folder that takes a name if the block ends well, and is removed if not.
+
+    A link stays one. Where the folder `may_exist`, files are moved into it one by one. Raise
+    ConfigError where it can't be made, or holds something and may not exist.
+    """
+    goal = folder.resolve()
+    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
+    with in_words(folder):
+        beside.mkdir()
+    try:
+        yield beside
+        with in_words(folder):
+            if not may_exist:
+                beside.rename(goal)
+            files = filter(Path.is_file, beside.rglob("*"))
+            places = {file: goal / file.relative_to(beside) for file in files}
+            if taken := next(filter(Path.is_dir, places.values()), None):
+                raise ConfigError(f"{taken}: is a folder; remove it, or name another --output")
+            for file, place in places.items():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -148,45 +175,29 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
     It is named as the picture is below `root`. Raise ConfigError where names clash.
     """
     _refuse_clashes(folder, paths, root)
-    folder = folder.resolve()  # a link stays one
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with in_words(folder), new_folder(folder, may_exist=force) as beside:
 
-    def write(answers: Answers, form: Feature) -> None:
-        sizes = answers.sizes or itertools.repeat(None)
-        for about, mask, size in zip(answers.about, answers.arrays["masks"], sizes, strict=False):
-            path = beside / _mask_name(about, root)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _picture(mask, size).save(path, format="PNG")
+        def write(answers: Answers, form: Feature) -> None:
+            about, masks = answers.about, answers.arrays["masks"]
+            sizes = answers.sizes or itertools.repeat(None)
+            for one, mask, size in zip(about, masks, sizes, strict=False):
+                path = beside / _mask_name(one, root)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _picture(mask, size).save(path, format="PNG")
 
-    try:
-        with in_words(folder):
-            yield write
-            _move(beside, folder, force=force)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        yield write
 
 
 def _refuse_clashes(folder: Path, paths: Sequence[str], root: str) -> None:
     """Raise ConfigError where two pictures would have one mask, or a mask its picture's place."""
-    names: dict[Path, str] = {}
+    names, pictures = dict[Path, str](), {*map(os.path.realpath, paths)}
     for path in paths:
         mask = _mask_name({"path": path}, root)
         if names.setdefault(mask, path) != path:
             raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
-        if os.path.realpath(folder / mask) == os.path.realpath(path):
-            raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
-
-
-def _move(beside: Path, folder: Path, *, force: bool) -> None:
-    """Move the masks into the folder: as a whole, or one by one where it holds other files."""
-    if not (folder.is_dir() and any(folder.iterdir())):
-        beside.rename(folder)
-    for mask in sorted(beside.rglob("*.png")):
-        place = folder / mask.relative_to(beside)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists() and not force:
-            raise ConfigError(f"{place}: is there by now; use --force, or another folder")
-        mask.replace(place)
+        if os.path.realpath(folder / mask) in pictures:
+            where = "its place, or that of another picture"
+            raise ConfigError(f"--output {folder}: the mask of {path} would take {where}")
 
 
 def _mask_name(about: Mapping[str, Any], root: str) -> Path:

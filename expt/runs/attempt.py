@@ -102,9 +102,11 @@ class Attempt:
         resumes = self.request.resumes and candidates(paths.last)
         if "identity" in record or refused or resumes:
             return
-        for path in paths.found(hidden=False):
-            if path not in (paths.result, paths.logs(0).parent):
-                raise foreign(path)
+        known = {paths.result, paths.logs(0).parent, paths.sent, paths.before}
+        if not self.request.hydra:  # a sweep has written it just now
+            known.add(paths.hydra)
+        if others := [path for path in paths.found() if path not in known]:
+            raise foreign(others[0])
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Path | None]:

@@ -187,8 +187,8 @@ class RunPaths:
         return self.logs(attempt) / str(rank) / "error.json"
 
     def is_new(self) -> bool:
-        """Return whether the folder holds nothing but the lock and Hydra's files."""
-        return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
+        """Return whether the folder holds no file that is named as a run's, but Hydra's."""
+        return {*self.found()} <= {self.hydra}
 
     def found(self, *, hidden: bool = True) -> list[Path]:
         """Return the files that have the name of one of a run, but for the lock."""
@@ -255,21 +255,23 @@ def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
+def written(path: Path, *, may_exist: bool = True, follow: bool = False) -> Iterator[IO[bytes]]:
     """Open a file that takes the name `path` if the block ends well, and is removed if not.
 
-    Raises FileExistsError then where there is an old one and none `may_exist`.
+    A link is replaced, unless to `follow` it. Raises FileExistsError then where there is an old one
+    and none `may_exist`.
     """
-    temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
+    place = Path(os.path.realpath(path)) if follow else path
+    temporary = place.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if may_exist:
-            temporary.replace(path)
+            temporary.replace(place)
         else:
-            take_name(temporary, path)
+            take_name(temporary, place)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Files that commands write where a user says."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -32,6 +33,49 @@ def test_an_existing_file_stays(option: str, tmp_path: Path, monkeypatch: Patch)
     if word == "report":
         assert call(word, [*words, "mine.png", "--force", *folder]) == 0
         assert (tmp_path / "mine.png").read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("option", NAMED)
+def test_folders_and_pipes_stay_before_anything_is_computed(
+    option: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
+    Path("link.png").symlink_to("folder.png")
+    os.mkfifo("pipe.png")
+    word, *words = option.split()
+    for name in ("folder", "link", "pipe"):
+        for forced in ([], ["--force"]):
+            with pytest.raises(ConfigError, match=f"^{words[-1]} {name}.png: .* is no file"):
+                call(word, [*words, f"{name}.png", *forced])
+    assert Path("link.png").is_symlink()
+
+
+@pytest.mark.parametrize("option", [option for option in NAMED if option.startswith("report")])
+def test_a_link_stays_one(option: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "sweep/a", 100, 0.9)
+    (tmp_path / "sweep/multirun.yaml").touch()
+    Path("disk").mkdir()
+    Path("link.png").symlink_to("disk/target")
+    _, *words = option.split()
+    for forced in ([], ["--force"]):
+        assert (
+            call("report", [*words, "link.png", *forced, *["sweep"] * ("sweep" not in words)]) == 0
+        )
+    assert Path("link.png").is_symlink()
+    assert [path.name for path in Path("disk").iterdir()] == ["target"]
+
+
+def test_curves_of_a_name_without_a_suffix_replace_no_other(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "a", 100, 0.9)
+    Path("curves.png").write_text("mine")
+    with pytest.raises(ConfigError, match="--plot curves: "):
+        call("report", ["a", "--plot", "curves"])
+    assert Path("curves.png").read_text() == "mine"
 
 
 @pytest.mark.parametrize("option", ["--optuna", "--html"])
@@ -76,7 +120,7 @@ def test_words_may_come_in_any_order_around_a_new_file(
     Path("full/x").touch()
     parser = Parser("one", "About.")
     parser.add_argument("folders", nargs="*")
-    parser.add_output("--output", "about")
+    parser.add_output("--output", "about", may_be_folder=True)
     for forced in (["--force"], []):
         words = ["a", "--output", name, *forced, "b"]
         if is_taken and not forced:

@@ -201,7 +201,8 @@ def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, capsys: Capture) 
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoints/best-mine.safetensors", "code/a.py", "metrics.jsonl"]
+    "name",
+    ["checkpoints/best-mine.safetensors", "code/a.py", "metrics.jsonl", ".hydra/config.yaml"],
 )
 def test_a_folder_that_holds_files_by_a_runs_names_is_left(tmp_path: Path, name: str) -> None:
     (theirs := tmp_path / "seed=1" / name).parent.mkdir(parents=True)
@@ -209,6 +210,12 @@ def test_a_folder_that_holds_files_by_a_runs_names_is_left(tmp_path: Path, name:
     found = [run.job.paths.folder.name for run in runs(tmp_path, "seed=0,1")]
     assert (found[0], found[1].partition(",")[0]) == ("seed=0", "seed=1")
     assert found[1] != "seed=1"
+
+
+def test_a_folder_of_a_run_that_was_killed_at_its_start_is_its_own(tmp_path: Path) -> None:
+    (begun := RunPaths(tmp_path / "seed=1")).hydra.mkdir(parents=True)
+    begun.lock.touch()
+    assert [run.job.paths.folder.name for run in runs(tmp_path, "seed=0,1")][1] == "seed=1"
 
 
 @pytest.mark.parametrize("name", ["summary.csv", "summary.md", "grid.json"])

@@ -156,6 +156,15 @@ def test_the_content_of_the_list_counts(root: Path) -> None:
     assert of(root, f"{LIST} dataset.target=colour").fingerprint() != before
 
 
+def test_classes_that_are_names_of_pictures_name_none(root: Path) -> None:
+    for number in range(12):
+        file = root / "images" / f"of_{number % 2}" / f"p{number:02}.png"
+        file.rename(file.with_name(f"{number}.png"))
+    lines = [f"{x % 3},{x},a" for x in [*range(12), 99]]
+    (root / "train.csv").write_text("\n".join(["kind,id,tags", *lines]))
+    assert read(built(root, f"{LIST} dataset.target=kind")) == {x: x % 3 for x in range(12)}
+
+
 @pytest.mark.parametrize(
     ("words", "lines", "error", "message"),
     [
@@ -166,7 +175,9 @@ def test_the_content_of_the_list_counts(root: Path) -> None:
         ("dataset.labels=b.csv", "id,y\np01,1\np01.png,1\n", DataError, "rows 1 and 2"),
         ("dataset.labels=b.csv", "id,y\np01,u\np02,\n", DataError, "column y, row 2: is empty"),
         (f"dataset.labels=b.csv {NUMBERS}", "id,size\nx,1\np01,1\np02,u\n", DataError, "row 3"),
+        ("dataset.labels=b.csv", "p00.png,1\np01.png,1\n", DataError, "names of columns above"),
         ("dataset.labels=b.csv", "id\np01\np02\n", ConfigError, "nothing next to id"),
+        ("dataset.labels=b.csv task=multilabel", "id,y\np01,\"['u']\"\n", DataError, "is a list"),
     ],
 )
 def test_lists_that_do_not_do_are_refused(

@@ -220,6 +220,14 @@ def test_the_command_itself_says_the_same(world: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_a_refused_run_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    (tmp_path / "mine" / "notes.md").write_text("mine")
+    done = run("batch_size=10000", "world_size=1", "hydra.run.dir=mine", cwd=tmp_path)
+    assert (done.returncode, "batch_size" in done.stderr) == (2, True)
+    assert {path.name for path in (tmp_path / "mine").rglob("*")} == {"notes.md", "sub"}
+
+
 def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     _write_mnist(tmp_path / "ünï code/data here")

@@ -8,7 +8,7 @@ import pytest
 
 import expt
 from expt.command import predict
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, DataError, ExptError
 from tests.conftest import Configured
 from tests.facade import Capture
 from tests.inference.conftest import CLASSES, SHORT, Made, Make
@@ -59,6 +59,43 @@ def test_pictures_fill_a_template_by_their_names(photos: Made, new: Path, capsys
     assert [float(rows[1][0]), float(rows[1][2])] == [
         found["p1"]["probabilities"][name] for name in names[::-1]
     ]
+
+
+@pytest.fixture(scope="session")
+def listed_photos(
+    make: Make, configured: Configured, photos: Made, tmp_path_factory: pytest.TempPathFactory
+) -> Made:
+    """The same pictures by a list of kinds."""
+    path = tmp_path_factory.mktemp("listed") / "list.csv"
+    names = [f"train/{name}/{number}.png" for name in CLASSES for number in range(4)]
+    path.write_text("\n".join(["file,kind", *(f"{x},k{len(x)}" for x in names)]))
+    words = ("dataset=image_folder", f"dataset.root='{photos.data}'", f"dataset.labels={path}")
+    chosen = ("dataset.image_size=[12,16]", "batch_size=2", "model=mlp", "model.hidden=[5]")
+    return make("listed", configured(*SHORT, *words, *chosen), photos.data)
+
+
+def test_ids_are_not_taken_for_examples_that_name_a_picture(photos: Made, new: Path) -> None:
+    (new / "p2.png").rename(new / "0.png")
+    rows = filled(photos, new, "label,id\n0,p0\n0,p1\n0,gone\n")
+    assert [row[1] for row in rows] == ["id", "p0", "p1", "gone"]
+    for lines in ("label,id\n0,x0\n0,x1\n", "id,label\np0,0\np0,1\n"):
+        with pytest.raises(DataError, match=r"rows 1 and 2 both name (0|p0)\.png"):
+            filled(photos, new, lines)
+
+
+def test_the_template_itself_is_not_written_over(photos: Made, new: Path) -> None:
+    (new.parent / "filled.csv").symlink_to("template.csv")
+    words = [str(photos.folder), str(new), "--template", str(new.parent / "template.csv")]
+    (new.parent / "template.csv").write_text("id,label\np0,cat\n")
+    for name in ("template.csv", "filled.csv"):
+        with pytest.raises(ConfigError, match="is one of the files that are read"):
+            predict.main([*words, "--output", str(new.parent / name), "--force"])
+
+
+def test_a_target_is_no_id(listed_photos: Made, new: Path) -> None:
+    (new / "p2.png").rename(new / "0.png")
+    with pytest.raises(ConfigError, match="no column names the pictures"):
+        filled(listed_photos, new, "kind,id\n0,x0\n")
 
 
 def test_rows_of_a_table_fill_a_template_by_their_ids(patients: Made, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import expt
 from expt.command import evaluate, trained_runs
@@ -162,6 +163,13 @@ def test_the_mean_of_several_runs_is_measured_next_to_each(
     right = [record["class"] == record["target"] for record in flipped]
     assert found["accuracy/test"] == pytest.approx(np.mean(right))
     assert (runs[0] / "evaluations" / "test-flips").is_dir()
+    for name in "ab":
+        (tmp_path / "new" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "new" / name / "x.png")
+    other = ("dataset=image_folder", "dataset.root=new", "world_size=1")
+    done = run("evaluate", *map(str, runs), *other, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "3 of 3 evaluations failed: " in done.stderr
 
 
 def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path, capsys: Capture) -> None:

@@ -135,9 +135,7 @@ def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
 def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure:
     """Draw and return the loss and the first metric of each run by step.
 
-    The suffix of `file` is its format; in memory it is SVG.
-
-    Raises ConfigError without matplotlib, or for a format that it does not write.
+    The suffix of `file` is its format; in memory it is SVG. Raises ConfigError without matplotlib.
     """
     drawing: Figure = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
     metrics = [*dict.fromkeys(("loss", best_first(runs)[0]))]
@@ -171,10 +169,7 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure
         legend = drawing.legend([*drawn.values()][:_LEGEND], labels[:_LEGEND], **place)
         for text in legend.get_texts():
             text.set_parse_math(False)  # a setting may have dollars
-    try:
-        drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{file}: {error}") from None
+    drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     return drawing
 
 
@@ -234,6 +229,13 @@ def _names(runs: Sequence[FoundRun]) -> list[str]:
         for run in row.runs
     }
     return [found[run.folder] or run.folder.name for run in runs]
+
+
+def refuse_undrawable(option: str, file: Path) -> None:
+    """Raise ConfigError without matplotlib, or for a format that it does not write."""
+    known = ", ".join(sorted(_figure_class()().canvas.get_supported_filetypes()))
+    if file.suffix[1:] not in known.split(", "):
+        raise ConfigError(f"{option} {file}: its suffix is none of {known}")
 
 
 def _figure_class() -> Any:
