@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
                         code = _do(words, time.monotonic() if typed_at is None else typed_at)
                         sys.stdout.flush()
                 except (ExptError, KeyboardInterrupt, OSError) as error:
-                    code = _explained(error)
+                    code = _explained(error, words)
         except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
             if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
                 raise
@@ -60,12 +60,12 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
         sys.exit(code)
 
 
-def _explained(error: ExptError | KeyboardInterrupt | OSError) -> int:
+def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[str]) -> int:
     """Print the error that has ended the command, and return the exit code; raise others again."""
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
     if isinstance(error, ExptError):
-        _complain(error)
+        _complain(error, words)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     reason = terminal.unwritten()
     if not reason and error.filename is None:
@@ -149,10 +149,15 @@ def _progressed(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _complain(error: ExptError) -> None:
+def _complain(error: ExptError, words: Sequence[str] = ()) -> None:
+    from expt.runs.found import started_elsewhere
     from expt.runs.view.text import Console
 
-    terminal.put(error={"kind": type(error).__name__, "message": str(error)})
+    text, named = str(error), (word.partition("=")[2] for word in words)
+    places = (started_elsewhere(each, text) for each in (*words, *named))
+    if isinstance(error, ConfigError) and (place := next(filter(None, places), "")):
+        text += f"\n{place}"
+    terminal.put(error={"kind": type(error).__name__, "message": text})
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", style="bold red", end=" ")
-    console.print(printable(str(error)))
+    console.print(printable(text))

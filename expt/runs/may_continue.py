@@ -23,6 +23,7 @@ from expt.errors import ConfigError, warn
 from expt.runs import lineage, provenance
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.overrides import joined
+from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import result_of_any
 
@@ -42,6 +43,11 @@ class Source(NamedTuple):
 
     rule: Literal["resume", "fork"]
     checkpoint: Checkpoint
+
+    def is_own(self, paths: RunPaths) -> bool:
+        """Return whether a run resumes from a checkpoint of its own folder."""
+        is_here = self.checkpoint.run.resolve() == paths.folder.resolve()
+        return is_here and self.rule == "resume"
 
     def instead(self, config: RunConfig) -> str:
         """Return the advice where the settings of the run forbid it to begin so."""
@@ -119,6 +125,8 @@ def check(source: Source, request: RunRequest) -> None:
         if made.get(part) != content.get(part):
             text = _OTHER[part].format(run=found.run, model=config.model)
             raise ConfigError(f"{text}; give these, or {fix}")
+    if made.get("code") and content.get("code") is None:
+        return  # its classes are not found from here, as an error of their import says
     if made.get("code") != content.get("code") or own_code.changed(record):
         _judge_other_code(source, request)
 
@@ -204,8 +212,7 @@ def _judge_other_code(source: Source, request: RunRequest) -> None:
     found = source.checkpoint
     other = f"{found.run}: the source of its custom classes has changed"
     is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
-    is_here = found.run.resolve() == request.paths.folder.resolve()
-    if source.rule == "fork" or not (is_here or is_trained):
+    if source.rule == "fork" or not (source.is_own(request.paths) or is_trained):
         warn(f"{other}; the continued run is trained with both versions")
         return
     run, program = shlex.quote(str(found.run)), provenance.program()
