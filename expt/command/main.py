@@ -65,7 +65,9 @@ def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[s
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
     if isinstance(error, ExptError):
-        _complain(error, words)
+        if isinstance(error, ConfigError):
+            error.args = (f"{error}{_place_of(str(error), words)}",)
+        _complain(error)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     reason = terminal.unwritten()
     if not reason and error.filename is None:
@@ -149,15 +151,19 @@ def _progressed(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _complain(error: ExptError, words: Sequence[str] = ()) -> None:
+def _place_of(problem: str, words: Sequence[str]) -> str:
+    """Return a further line if a run in `words` was started where the problem is none, or ""."""
     from expt.runs.found import started_elsewhere
+
+    named = (word.partition("=")[2] for word in words)
+    places = (started_elsewhere(each, problem) for each in (*words, *named))
+    return next((f"\n{place}" for place in places if place), "")
+
+
+def _complain(error: ExptError) -> None:
     from expt.runs.view.text import Console
 
-    text, named = str(error), (word.partition("=")[2] for word in words)
-    places = (started_elsewhere(each, text) for each in (*words, *named))
-    if isinstance(error, ConfigError) and (place := next(filter(None, places), "")):
-        text += f"\n{place}"
-    terminal.put(error={"kind": type(error).__name__, "message": text})
+    terminal.put(error={"kind": type(error).__name__, "message": str(error)})
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", style="bold red", end=" ")
-    console.print(printable(text))
+    console.print(printable(str(error)))

@@ -214,7 +214,10 @@ def started_elsewhere(given: str, problem: str) -> str:
     file = next((x for x in (RunPaths(folder).hydra_settings, *of_runs) if x.is_file()), None)
     if given in ("", ".") or file is None:
         return ""
-    there = Path(yaml.safe_load(file.read_text())["hydra"]["runtime"]["cwd"])
+    try:
+        there = Path(yaml.safe_load(file.read_text())["hydra"]["runtime"]["cwd"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
+        return ""
     record = result_of_any(RunPaths(file.parents[1]))
     names = {str(value): str(value) for value in flat(record.get("config", {})).values()}
     names |= {name: each["file"] for name, each in record.get("imported", {}).items()}

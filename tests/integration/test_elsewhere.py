@@ -88,3 +88,5 @@ def test_a_table_that_is_not_here_is_found_where_the_run_was_started(tmp_path: P
         assert f"was started in {there}, which has t.csv" in line("evaluate", name)
     assert "was started in" not in line("evaluate", "there/s", "dataset.path=u.csv")
     assert "was started in" not in line("evaluate", "there/s", "split=some")
+    (there / "s/seed=0/.hydra/hydra.yaml").write_text("{")
+    assert "was started in" not in line("evaluate", "there/s/seed=0")
