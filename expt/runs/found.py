@@ -223,7 +223,7 @@ def started_elsewhere(given: str, problem: str) -> str:
     names |= {name: each["file"] for name, each in record.get("imported", {}).items()}
     for name, path in names.items():
         is_named = re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", problem)
-        if is_named and not os.path.exists(path) and (there / path).exists():
+        if name and is_named and not os.path.exists(path) and (there / path).exists():
             return f"{folder} was started in {there}, which has {path}: type the command there"
     return ""
 
