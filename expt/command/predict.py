@@ -20,8 +20,9 @@ from expt.inference.plan import Plan
 from expt.inference.template import Template, to_template
 from expt.launch.launcher import refuse_in_torchrun
 from expt.progress import phase
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.tags import SPLITS
-from expt.runs.view.text import Console, say
+from expt.runs.view.text import Console, say, shown_path
 
 REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""
@@ -114,6 +115,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     runs, paths = trained_runs.named([found.pop("run"), *found["paths"]])
     options = {"best": found.pop("best"), "filters": found.pop("filter")}
     found["runs"] = trained_runs.chosen(runs, found.pop("which"), **options)
+    if len(found["runs"]) == 1 and (run := found["runs"][0][0]) != run_and_which(runs[0])[0]:
+        say(Console(stderr=True), f"run          {shown_path(run)}")
     found["paths"] = [*map(Path, paths)]
     found["amp"] = {"true": True, "false": False}.get(found["amp"], found["amp"])
     return found

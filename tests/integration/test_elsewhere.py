@@ -79,6 +79,11 @@ def test_a_table_that_is_not_here_is_found_where_the_run_was_started(tmp_path: P
     own = (*table, "dataset.standardise_targets=true", "world_size=1", "threads=1")
     assert code_of("-m", *own, "seed=0,1", "hydra.sweep.dir=s", cwd=there)[0] == 0
 
+    predicted = run("predict", "s", "t.csv", cwd=there)  # of the best run, which is named
+    assert (predicted.returncode, "run          s/seed=" in predicted.stderr) == (0, True)
+    predicted = run("predict", "s/seed=0", "t.csv", cwd=there)
+    assert (predicted.returncode, predicted.stderr) == (0, "")
+
     def line(*words: str) -> str:
         done: subprocess.CompletedProcess[str] = run(*words, "--json", cwd=tmp_path)
         assert done.returncode == 2
