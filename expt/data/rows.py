@@ -377,7 +377,9 @@ def _refuse_either(table: Table, columns: Sequence[Column]) -> None:
         if text := each.may_be_local:
             whole = text.replace(".", "")
             why = f"may also be {whole}, for column {local} is written as {LOCAL}"
-            fix = f"write {whole}" + (f" or {text.replace('.', ',')}" if text.count(".") < 2 else "")
+            fix = f"write {whole}"
+            if text.count(".") == 1:
+                fix += f" or {text.replace('.', ',')}"
             raise DataError(f"{table.path}: column {each.name}: {text} {why}; {fix}")
 
 
