@@ -85,9 +85,10 @@ def _match(
     path: Path, state: Any, root: str, every: Sequence[str], splits: Sequence[str] | None
 ) -> Listed:
     if not every:
-        missing = f"there is no such folder.{near_path(Path(root))}"
-        problem = "holds no pictures" if os.path.isdir(root) else missing
-        raise DataError(f"dataset.root={root}: {problem}")
+        none = f"there is no such folder.{near_path(Path(root))}"
+        raise DataError(
+            f"dataset.root={root}: {'holds no pictures' if os.path.isdir(root) else none}"
+        )
     at, table, pictures = f"dataset.labels={path}", open_table(path), Pictures(root, every)
     if (column := pictures.column_in(head_of(table))) is None:
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"

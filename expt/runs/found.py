@@ -210,15 +210,15 @@ def started_elsewhere(given: str, problem: str) -> str:
     `given` is the run, as RUN@last too, or a sweep; other texts give an empty line.
     """
     folder = Path(given if os.path.exists(given) else given.rpartition("@")[0])
-    of_runs = folder.glob("*/.hydra/hydra.yaml") if is_sweep(folder) else ()
-    file = next((x for x in (RunPaths(folder).hydra_settings, *of_runs) if x.is_file()), None)
-    if given in ("", ".") or file is None:
+    runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
+    run = next((run for run in runs if run.hydra_settings.is_file()), None)
+    if given in ("", ".") or run is None:
         return ""
     try:
-        there = Path(yaml.safe_load(file.read_text())["hydra"]["runtime"]["cwd"])
+        there = Path(yaml.safe_load(run.hydra_settings.read_text())["hydra"]["runtime"]["cwd"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
         return ""
-    record = result_of_any(RunPaths(file.parents[1]))
+    record = result_of_any(run)
     names = {str(value): str(value) for value in flat(record.get("config", {})).values()}
     names |= {name: each["file"] for name, each in record.get("imported", {}).items()}
     for name, path in names.items():
