@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys, own_code
@@ -108,6 +108,11 @@ def check(source: Source, request: RunRequest) -> None:
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
     if problems := [*_problems_of_settings(source, config)]:
+        if source.rule == "resume" and not source.is_own(request.paths):
+            run = shlex.quote(str(found.run))
+            problems[-1] += (
+                f"; with its own settings it continues by hydra.run.dir={run} resume=auto"
+            )
         raise ConfigError(problems)
     _refuse_short(source, config)
     record, content = result_of_any(found.paths), request.identity.content
@@ -125,9 +130,12 @@ def check(source: Source, request: RunRequest) -> None:
         if made.get(part) != content.get(part):
             text = _OTHER[part].format(run=found.run, model=config.model)
             raise ConfigError(f"{text}; give these, or {fix}")
-    if made.get("code") and content.get("code") is None:
-        return  # its classes are not found from here, as an error of their import says
-    if made.get("code") != content.get("code") or own_code.changed(record):
+
+    def today(then: Collection[str]) -> str | None:  # callbacks may be others now
+        same = {*then} == {*own_code.targets(config)}
+        return content.get("code") if same else own_code.fingerprint([*then])
+
+    if own_code.has_other_source(record, today):
         _judge_other_code(source, request)
 
 

@@ -70,6 +70,17 @@ def test_words_of_a_refused_resume_are_not_kept(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "r").result["config"]["epochs"] == 2
 
 
+def test_a_resumed_run_may_have_a_callback_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "seen_here.py").write_text("import expt\nclass Seen(expt.Callback): pass\n")
+    assert code_of(*SHORT, "epochs=1", "hydra.run.dir=r", cwd=tmp_path)[0] == 0
+    words, seen = ("hydra.run.dir=r", "resume=auto"), "callbacks=[{_target_: seen_here.Seen}]"
+    for more in (("epochs=2", seen), ("epochs=3",), ("epochs=4", "callbacks=[]")):
+        code, said = code_of(*words, *more, cwd=tmp_path)
+        assert code == 0, said
+    (tmp_path / "seen_here.py").write_text("import expt\nclass Seen(expt.Callback): a = 1\n")
+    assert code_of(*words, "epochs=5", cwd=tmp_path)[0] == 0, "it has none now"
+
+
 def test_a_table_that_is_not_here_is_found_where_the_run_was_started(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
