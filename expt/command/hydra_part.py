@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -201,11 +202,13 @@ def needs_hydra(composed: DictConfig) -> str:
 
 
 def own_folders_of(hydra_yaml: Path) -> list[str]:
-    """Return the folders of custom YAML that a run was started with."""
+    """Return the folders of custom YAML that a run was started with, or `conf` for a moved one."""
     if not hydra_yaml.exists():
         return []
     found = OmegaConf.select(OmegaConf.load(hydra_yaml), "hydra.searchpath") or ()
-    return [str(folder).removeprefix("file://") for folder in found]
+    folders = (str(folder).removeprefix("file://") for folder in found)
+    has_conf = os.path.isdir("conf")
+    return ["conf" if has_conf and not os.path.isdir(each) else each for each in folders]
 
 
 def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
                         code = _do(words, time.monotonic() if typed_at is None else typed_at)
                         sys.stdout.flush()
                 except (ExptError, KeyboardInterrupt, OSError) as error:
-                    code = _explained(error)
+                    code = _explained(error, words)
         except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
             if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
                 raise
@@ -60,11 +60,13 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
         sys.exit(code)
 
 
-def _explained(error: ExptError | KeyboardInterrupt | OSError) -> int:
+def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[str]) -> int:
     """Print the error that has ended the command, and return the exit code; raise others again."""
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
     if isinstance(error, ExptError):
+        if isinstance(error, ConfigError):
+            error.args = (f"{error}{_place_of(str(error), words)}",)
         _complain(error)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     reason = terminal.unwritten()
@@ -147,6 +149,15 @@ def _help(arguments: Sequence[str]) -> int:
 def _progressed(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # of several workers of torchrun one reports
         print(line, file=sys.stderr, flush=True)
+
+
+def _place_of(problem: str, words: Sequence[str]) -> str:
+    """Return a further line if a run in `words` was started where the problem is none, or ""."""
+    from expt.runs.found import started_elsewhere
+
+    named = (word.partition("=")[2] for word in words)
+    places = (started_elsewhere(each, problem) for each in (*words, *named))
+    return next((f"\n{place}" for place in places if place), "")
 
 
 def _complain(error: ExptError) -> None:

@@ -234,7 +234,8 @@ class Column:
         if most is not None and len(self.categories) > most:
             there, fix = f"{len(self.texts)} or more", "give it fewer"
             if len(self.texts) < self._most:
-                there, fix = f"{len(self.texts)}", f"set dataset.max_categories={len(self.texts)}"
+                there = str(len(self.texts))
+                fix = f"set dataset.max_categories={there}, or name sentences as dataset.text"
             such = ", ".join(some[:3])
             return f" holds {there} different texts ({such}, ...), more than {most}; {fix}"
         return ""

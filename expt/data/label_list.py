@@ -16,7 +16,7 @@ from expt.data.picture_names import Pictures
 from expt.data.pictures import picture_suffixes
 from expt.data.rows import Rows, Wanted, read_rows, rows_of
 from expt.data.table_files import SUFFIXES, Table, open_table
-from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed
+from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed, near_path
 from expt.features import Anything, Classes, Features, Labels
 from expt.late import pa
 
@@ -60,9 +60,13 @@ class _Chosen(Table):
 def path_of(labels: str, root: str) -> Path:
     """Return the file of a list, which may lie in `root`. Raise ConfigError for another kind."""
     path = Path(labels) if os.path.isfile(labels) else Path(root, labels)
-    if not path.is_file() or not labels.lower().endswith(SUFFIXES):
+    if not labels.lower().endswith(SUFFIXES):
         kinds = ", ".join(SUFFIXES)
         raise ConfigError(f"dataset.labels={labels}: is no table of labels ({kinds}); give one")
+    if not path.is_file():
+        above = Path(root).parent / labels
+        near = f" Did you mean '{above}'?" if above.is_file() else near_path(Path(labels))
+        raise ConfigError(f"dataset.labels={labels}: there is no such file.{near}")
     return path
 
 
@@ -80,6 +84,11 @@ def match(labels: str, root: str, splits: tuple[str, ...] | None) -> Listed:
 def _match(
     path: Path, state: Any, root: str, every: Sequence[str], splits: Sequence[str] | None
 ) -> Listed:
+    if not every:
+        none = f"there is no such folder.{near_path(Path(root))}"
+        raise DataError(
+            f"dataset.root={root}: {'holds no pictures' if os.path.isdir(root) else none}"
+        )
     at, table, pictures = f"dataset.labels={path}", open_table(path), Pictures(root, every)
     if (column := pictures.column_in(head_of(table))) is None:
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"

@@ -375,9 +375,12 @@ def _refuse_either(table: Table, columns: Sequence[Column]) -> None:
     local = next((each.name for each in columns if each.way == LOCAL), None)
     for each in columns if local else ():
         if text := each.may_be_local:
-            other = f"{text.replace('.', '')}, for column {local} is written as {LOCAL}"
-            fix = "write both columns in one way"
-            raise DataError(f"{table.path}: column {each.name}: {text} may also be {other}; {fix}")
+            whole = text.replace(".", "")
+            why = f"may also be {whole}, for column {local} is written as {LOCAL}"
+            fix = f"write {whole}"
+            if text.count(".") == 1:
+                fix += f" or {text.replace('.', ',')}"
+            raise DataError(f"{table.path}: column {each.name}: {text} {why}; {fix}")
 
 
 def _refuse_groups(table: Table, column: Column) -> None:

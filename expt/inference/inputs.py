@@ -374,8 +374,9 @@ class Rows(Inputs):
             table = open_table(Path(path))
         encoded = getattr(self.feature, "encoded", {})
         ways = (encoded.get(name, {}).get("way", "") for name in wanted)
-        names = (x if x in table.names else base(x, y) for x, y in zip(wanted, ways, strict=True))
-        own = [name for name in dict.fromkeys(names) if name in table.names]
+        pairs = zip(wanted, ways, strict=True)
+        columns = {x: x if x in table.names else base(x, y) for x, y in pairs}
+        own = [name for name in dict.fromkeys(columns.values()) if name in table.names]
         taken = table.names if is_array else own
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
@@ -387,6 +388,7 @@ class Rows(Inputs):
         if is_array:
             return _Opened(table, taken, [*range(len(parts))])
         if missing := next((name for name in wanted if name not in parts), None):
+            missing = missing if columns[missing] in table.names else columns[missing]
             raise ConfigError(
                 f"{path}: has no column {missing}, which the model takes; it has"
                 f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"

@@ -197,7 +197,11 @@ def _built(config: RunConfig, features: Features, record: Record) -> nn.Module:
     if isinstance(model, groups.HuggingFaceModel) and needs_base:
         if Path(base.get("folder", "")).is_dir():  # a relative path may mean another from here
             model = dataclasses.replace(model, path=base["folder"], revision=None)
-        if published(model) != record.get("content", {}).get("base"):
+        try:
+            files = published(model)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; the run began from {base.get('folder')}") from error
+        if files != record.get("content", {}).get("base"):
             raise ConfigError(
                 f"model.path={model.path}: its files are not those that the run began from, and the"
                 " run has saved adapters only; put them back"

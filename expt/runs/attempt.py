@@ -160,7 +160,7 @@ class Attempt:
                 record["forked_from"] = lineage.fork_entry(request.config, found)
             else:
                 before = result_of_any(found.paths)
-                own = ("imported",) if source.rule == "resume" else ()
+                own = ("imported",) if source.is_own(self.paths) else ()
                 record = _kept(before, "weights_from", "base", *own)
                 if "forked_from" in before:
                     record["forked_from"] = lineage.updated_fork_entry(before, request.config)
@@ -182,7 +182,7 @@ def _kept(record: Record, *keys: str) -> Record:
 
 
 class Rollback:
-    """A resumed run's record and numbers as they were, until its workers accept the new ones."""
+    """A resumed run's record, words and numbers as they were, until its workers accept new ones."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self._kept = paths, paths.before
@@ -190,7 +190,7 @@ class Rollback:
     def save(self) -> None:
         """Keep the content as it is, unless an attempt that was killed before has kept it.
 
-        Its files are replaced as a whole, so links are enough.
+        Its record and numbers are replaced as a whole, so links are enough.
         """
         paths, kept = self._paths, self._kept
         if kept.exists():
@@ -203,6 +203,8 @@ class Rollback:
                 link(path, temporary / path.name)
         if paths.checkpoints.exists():
             (temporary / paths.checkpoints.name).touch()
+        if paths.hydra.exists():
+            shutil.copytree(paths.hydra, temporary / paths.hydra.name)
         temporary.rename(kept)
 
     def commit(self) -> None:
@@ -222,6 +224,8 @@ class Rollback:
                 path.unlink(missing_ok=True)
         if not (kept / paths.checkpoints.name).exists():
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
+        if (kept / paths.hydra.name).exists():
+            shutil.copytree(kept / paths.hydra.name, paths.hydra, dirs_exist_ok=True)
         self.commit()
         return was_run
 

@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
-from expt.runs.paths import GRID_RECORD, RunPaths, dumps, write_atomically
+from expt.runs.paths import GRID_RECORD, RunPaths, dumps, is_sweep, write_atomically
 from expt.runs.result import Record, begun_at_step, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
@@ -199,6 +201,32 @@ def results_below(folder: Path) -> Iterator[FoundRun]:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 yield from results_below(path)
+
+
+def started_elsewhere(given: str, problem: str) -> str:
+    """Return a line if the `problem` is a name that the folder has where a run was started.
+
+    `given` is the run, as RUN@last too, or a sweep; other texts give an empty line.
+    """
+    import yaml  # late: most commands need none
+
+    folder = Path(given if os.path.exists(given) else given.rpartition("@")[0])
+    runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
+    run = next((run for run in runs if run.hydra_settings.is_file()), None)
+    if given in ("", ".") or run is None:
+        return ""
+    try:
+        there = Path(yaml.safe_load(run.hydra_settings.read_text())["hydra"]["runtime"]["cwd"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
+        return ""
+    record = result_of_any(run)
+    names = {str(value): str(value) for value in flat(record.get("config", {})).values()}
+    names |= {name: each["file"] for name, each in record.get("imported", {}).items()}
+    for name, path in names.items():
+        is_named = re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", problem)
+        if name and is_named and not os.path.exists(path) and (there / path).exists():
+            return f"{folder} was started in {there}, which has {path}: type the command there"
+    return ""
 
 
 def latest_sweep(outputs: Path) -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys, own_code
@@ -23,6 +23,7 @@ from expt.errors import ConfigError, warn
 from expt.runs import lineage, provenance
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.overrides import joined
+from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import result_of_any
 
@@ -42,6 +43,11 @@ class Source(NamedTuple):
 
     rule: Literal["resume", "fork"]
     checkpoint: Checkpoint
+
+    def is_own(self, paths: RunPaths) -> bool:
+        """Return whether a run resumes from a checkpoint of its own folder."""
+        is_here = self.checkpoint.run.resolve() == paths.folder.resolve()
+        return is_here and self.rule == "resume"
 
     def instead(self, config: RunConfig) -> str:
         """Return the advice where the settings of the run forbid it to begin so."""
@@ -102,6 +108,11 @@ def check(source: Source, request: RunRequest) -> None:
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
     if problems := [*_problems_of_settings(source, config)]:
+        if source.rule == "resume" and not source.is_own(request.paths):
+            run = shlex.quote(str(found.run))
+            problems[-1] += (
+                f"; with its own settings it continues by hydra.run.dir={run} resume=auto"
+            )
         raise ConfigError(problems)
     _refuse_short(source, config)
     record, content = result_of_any(found.paths), request.identity.content
@@ -119,7 +130,12 @@ def check(source: Source, request: RunRequest) -> None:
         if made.get(part) != content.get(part):
             text = _OTHER[part].format(run=found.run, model=config.model)
             raise ConfigError(f"{text}; give these, or {fix}")
-    if made.get("code") != content.get("code") or own_code.changed(record):
+
+    def today(then: Collection[str]) -> str | None:  # callbacks may be others now
+        same = {*then} == {*own_code.targets(config)}
+        return content.get("code") if same else own_code.fingerprint([*then])
+
+    if own_code.has_other_source(record, today):
         _judge_other_code(source, request)
 
 
@@ -204,8 +220,7 @@ def _judge_other_code(source: Source, request: RunRequest) -> None:
     found = source.checkpoint
     other = f"{found.run}: the source of its custom classes has changed"
     is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
-    is_here = found.run.resolve() == request.paths.folder.resolve()
-    if source.rule == "fork" or not (is_here or is_trained):
+    if source.rule == "fork" or not (source.is_own(request.paths) or is_trained):
         warn(f"{other}; the continued run is trained with both versions")
         return
     run, program = shlex.quote(str(found.run)), provenance.program()

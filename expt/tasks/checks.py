@@ -26,12 +26,14 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
     names = [name for name in (*expected, *task.reductions) if batch.progress.measures(name)]
     if terms.keys() - {*batch.progress.left_out} != {*names}:
         given, named = ", ".join(terms) or "nothing", ", ".join(names) or "none"
+        further = [f"{name}: max" for name in terms if name not in names]
+        same = f"such as metrics: {{{further[0]}}} in its YAML, " if further else ""
         raise refusal(
             task,
             "measure",
-            f" gives {given}, and task.metrics names {named}; let them be the same, name in `sums`"
-            ' what `derive` needs, e.g. {"hits": 1}, with the number of values of each, or have one'
-            " measured in evaluations only: {better: max, train: false}",
+            f" gives {given}, and task.metrics names {named}; let them be the same, {same}name in"
+            ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each, or'
+            " have one measured in evaluations only: {better: max, train: false}",
         )
     for name, term in terms.items():
         if name in task.reductions and not isinstance(term, Real) and _problem((term, 1), 1):

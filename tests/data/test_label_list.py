@@ -170,7 +170,7 @@ def test_classes_that_are_names_of_pictures_name_none(root: Path) -> None:
     [
         (LIST, "", ConfigError, "has colour, size, tags next to id"),
         (f"{LIST} dataset.target=colr", "", ConfigError, "dataset.target=colr: .*colour"),
-        ("dataset.labels=none.csv", "", ConfigError, "dataset.labels=none.csv"),
+        ("dataset.labels=none.csv", "", ConfigError, "labels=none.csv: there is no such file"),
         ("dataset.labels=b.csv", "id,y\nx1,1\n", DataError, "no column names pictures"),
         ("dataset.labels=b.csv", "id,y\np01,1\np01.png,1\n", DataError, "rows 1 and 2"),
         ("dataset.labels=b.csv", "id,y\np01,u\np02,\n", DataError, "column y, row 2: is empty"),
@@ -186,6 +186,20 @@ def test_lists_that_do_not_do_are_refused(
     (root / "b.csv").write_text(lines)
     with pytest.raises(error, match=message):
         built(root, words)
+
+
+def test_a_list_next_to_the_folder_is_named(root: Path, monkeypatch: Patch) -> None:
+    (root.parent / "beside.csv").write_text("id,y\n")
+    monkeypatch.chdir("/")
+    with pytest.raises(ConfigError, match=f"Did you mean '{root.parent}/beside.csv'"):
+        built(root, "dataset.labels=beside.csv")
+
+
+def test_a_folder_without_pictures_is_named(root: Path) -> None:
+    (root / "empty").mkdir()
+    for name, problem in (("imags", "there is no such folder.*images"), ("empty", "no pictures")):
+        with pytest.raises(DataError, match=f"^dataset.root={root}/{name}: .*{problem}"):
+            built(root / name, f"dataset.labels={root}/train.csv")
 
 
 def test_a_name_of_two_pictures_is_refused(root: Path) -> None:

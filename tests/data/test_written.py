@@ -246,6 +246,15 @@ def test_numbers_next_to_local_ones_are_not_mistaken(
     assert "categories" in named.encoded["a"]
 
 
+@pytest.mark.parametrize(
+    ("cell", "fix"), [("250.000", "write 250000 or 250,000"), ("1.518.075", "write 1518075")]
+)
+def test_a_number_next_to_local_ones_is_written_out(cell: str, fix: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"a;y\n1,5;{cell}\n2,5;7\n")
+    with pytest.raises(DataError, match=f"column y: {cell} .*; {fix}$"):
+        built(of(path, features=("a",)))
+
+
 @pytest.mark.parametrize("how", ["log", "log1p"])
 @pytest.mark.parametrize("standardised", [True, False])
 def test_logarithms_are_trained_on_and_numbers_measured(

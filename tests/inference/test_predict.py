@@ -246,6 +246,19 @@ def test_the_numbers_of_lists_are_found_by_the_names_of_their_columns(
         expt.predict(made.folder, tmp_path / "short.npy")
 
 
+def test_a_missing_column_of_dates_is_named_as_in_the_table(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    rows = [f"{number},2024-01-{number % 28 + 1:02},{number * number}" for number in range(24)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,sold,y", *rows]))
+    words = "dataset=table task=regression model=mlp batch_size=8 dataset.targets=y epochs=1"
+    own = f"{words} dataset.features=[a,sold]"
+    made = make("dates", configured(*as_typed(own), f"dataset.path={tmp_path / 't.csv'}"), tmp_path)
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    with pytest.raises(ConfigError, match=r"new\.csv: has no column sold, which"):
+        expt.predict(made.folder, tmp_path / "new.csv")
+
+
 def test_it_is_as_precise_as_the_run_was_or_as_is_asked(
     make: Make, configured: Configured, tmp_path: Path
 ) -> None:

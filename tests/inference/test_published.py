@@ -101,6 +101,9 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
         expt.load(run.folder)
     with pytest.raises(ConfigError, match=r"^model.path=\S*/bert: its files are not those that "):
         trained(*words, LORA, "optimizer.lr=0.1", "max_steps=3", "resume=auto")
+    shutil.rmtree(tmp_path / "bert")
+    with pytest.raises(ConfigError, match=f"; the run began from {tmp_path / 'bert'}$"):
+        expt.load(run.folder)
 
 
 def test_a_causal_model_is_exported_with_its_tied_weights_once(

@@ -139,7 +139,10 @@ def test_another_experiment_is_refused(tmp_path: Path, few: RunFolder, trained: 
         ConfigError, match=r"(?s)batch_size=32: .* has batch_size=64.*model=convnet"
     ):
         trained("resume=auto", "model=convnet", "batch_size=32")
-    with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
+    by = rf"hydra\.run\.dir={few.folder} resume=auto$"
+    with pytest.raises(
+        ConfigError, match=rf"dataset\.val_fraction.*; with its own settings .*{by}"
+    ):
         trained(f"resume={few.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
     with pytest.raises(ConfigError, match="no checkpoint"):
         trained(f"resume={tmp_path}", *FEW, name="newer")

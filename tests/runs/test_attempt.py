@@ -102,7 +102,7 @@ def test_hydra_files_of_another_program_stay(tmp_path: Path) -> None:
     asked = request(tmp_path, may_have_run=True)
     (theirs := asked.paths.hydra / "config.yaml").parent.mkdir()
     theirs.write_text("mine")
-    with pytest.raises(ConfigError, match=r"\.hydra: no result.json next to it"):
+    with pytest.raises(ConfigError, match=r"\.hydra: no record next to it"):
         attempt(dataclasses.replace(asked, hydra={"config": "new"})).begin()
     assert theirs.read_text() == "mine"
     attempt(asked).begin()  # of a sweep, which has written them

@@ -74,6 +74,8 @@ def test_an_objective_that_is_no_column_is_shown_by_its_name() -> None:
     values = {**OF_EPOCH, **EVALUATED, "best/loss/val": 1.75}
     words = progress.in_words(values)
     assert {"accuracy/val 0.2500", "loss/val 2.0000"} <= {*words}
+    without_metrics = {"loss/train": 1.5, "best/loss/val": 1.75, "loss/val": 2.0}
+    assert progress.in_words(without_metrics) == ["loss 1.5000", "val 2.0000"]
 
 
 @pytest.mark.parametrize("width", [44, 80])

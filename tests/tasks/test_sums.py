@@ -281,6 +281,10 @@ BINS = torch.zeros(3), 1
     ("given", "text"),
     [
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
+        (
+            {"right": (torch.zeros(()), 1)},
+            r"be the same, such as metrics: {right: max} in its YAML",
+        ),
         ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is float32 \[2\]"),
         ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "mean has the weight '3'"),
         ({"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS}, "mean has the weight"),

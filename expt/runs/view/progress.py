@@ -301,7 +301,8 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     """
     trained = [tag.removesuffix("/train") for tag in values if tag.endswith("/train")]
     trained += [tag.removeprefix(tags.RUNNING) for tag in values if tag.startswith(tags.RUNNING)]
-    trained += [tag.rpartition("/")[0] for tag in values if tag.endswith(("/val", "/test"))]
+    own = (tag for tag in values if not tag.startswith(BEST))
+    trained += [tag.rpartition("/")[0] for tag in own if tag.endswith(("/val", "/test"))]
     metric = next((name for name in trained if name != "loss"), "loss")
     named = {"loss": "loss", metric: "acc" if metric == "accuracy" else metric}.items()
     speed = "img/s" if noun == "image" else f"{noun}s/s"
