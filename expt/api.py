@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from expt.command import terminal
 from expt.command.evaluate import evaluate as evaluate_as
 from expt.command.invoke import command
 from expt.command.rerun import rerun as rerun_of
+from expt.command.trained_runs import chosen as chosen_runs
 from expt.command.words import Options, options_of
 from expt.errors import ConfigError, SweepFailed, warn
 from expt.launch import forkserver
 from expt.python.arguments import folder_word, words_of
 from expt.python.results import Predictions, Result, Runs, SweepResult
-from expt.runs.named_checkpoint import Which, run_and_which
+from expt.runs.named_checkpoint import Which
 from expt.runs.result import read_result
 from expt.runs.view.listing import in_order, runs_below
 
@@ -158,16 +160,16 @@ def predict(
 ) -> Predictions:
     """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
-    Of several runs it is the mean, with `flips` also over mirror images. Warns of each file that
-    can't be read. `trust_code` is that of expt.load. Raises ConfigError for samples that the run's
-    model can't take.
+    Of a sweep it is the best run's, of several runs the mean, with `flips` also over mirror images.
+    Warns of each file that can't be read. `trust_code` is that of expt.load. Raises ConfigError for
+    samples that the run's model can't take.
     """
     from expt.inference.plan import Plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths
     runs = [run] if isinstance(run, str | Path) else run
     chosen = Plan(
-        [run_and_which(each, which) for each in runs],
+        chosen_runs([*map(str, runs)], which, terminal.console(quiet=True)),
         [*map(Path, given)],
         split=split,
         flips=flips,

@@ -188,7 +188,9 @@ def test_a_sweeps_runs_are_filtered(trained: Trained, tmp_path: Path, capsys: Ca
     assert capsys.readouterr().out.split() == ["run", f"{sweep}/a"]
     assert len(chosen("optimizer.lr<0.5")) == 3
     assert len(chosen(best=2)) == 2
-    assert len(chosen()) == 1
+    (best,) = chosen()
+    by_sweep, by_run = (expt.predict(run, split="test") for run in (sweep, f"{sweep}/{best}"))
+    assert [*by_sweep] == [*by_run]
     for filters in (["optimizer.lr=7"], ["optimizer.lt=0.1"]):
         with pytest.raises(ConfigError, match=filters[0].partition("=")[0]):
             chosen(*filters)
