@@ -366,7 +366,7 @@ class Pool:
         run.avoided = demand.avoided
         faults = (fault for gpu, fault in error.gpus.items() if gpu in run.avoided)
         self._observer.job_moved(job, "; ".join(faults))
-        take_back(job.paths, error)
+        take_back(job.asked, error)
         job.status, job.started_at = QUEUED, 0.0
         self._requeue(run)
         return None

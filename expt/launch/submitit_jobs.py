@@ -123,7 +123,7 @@ class Queue:
         self._excluded[node] = None
         self._executor.update_parameters(slurm_exclude=",".join(self._excluded))
         self._observer.job_moved(job, str(error).partition("\n")[0])
-        take_back(job.paths, error)
+        take_back(job.asked, error)
         job.retries += 1
         self._submit([job])
         return True

@@ -230,16 +230,19 @@ class Rollback:
         return was_run
 
 
-def take_back(paths: RunPaths, error: BaseException) -> None:
+def take_back(request: RunRequest, error: BaseException) -> None:
     """Leave the folder as it was before its last attempt, which `error` ended before any step."""
+    paths = request.paths
     number = max(paths.attempts(), default=0)
     shutil.rmtree(paths.logs(number), ignore_errors=True)
     if Rollback(paths).restore():
         return
     if number:  # without a checkpoint its record was begun again
         record_end(paths, error)
-    else:
-        paths.remove_refused()
+        return
+    paths.remove_refused()
+    if request.hydra:
+        shutil.rmtree(paths.hydra, ignore_errors=True)
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:

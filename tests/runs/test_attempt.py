@@ -229,13 +229,14 @@ def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> N
 @pytest.mark.parametrize("was_there", [False, True])
 def test_an_attempt_without_a_step_can_be_taken_back(tmp_path: Path, was_there: bool) -> None:
     asked = gone_on_from(tmp_path / "run") if was_there else request(tmp_path / "run")
+    asked = asked if was_there else dataclasses.replace(asked, hydra={"config": "a: 1"})
     asked.paths.folder.mkdir(exist_ok=True)
     before, number = contents(tmp_path), int(was_there)
     attempt(asked, number).begin()
     log = asked.paths.stderr(number, 0)
     log.parent.mkdir(parents=True)
     log.touch()
-    take_back(asked.paths, RunFailed("a GPU is lost"))
+    take_back(asked, RunFailed("a GPU is lost"))
     assert contents(tmp_path) == before
 
 
@@ -243,7 +244,7 @@ def test_an_attempt_that_began_a_record_again_is_not_taken_back(tmp_path: Path) 
     asked = request(tmp_path / "run", resume="auto")
     asked.paths.stderr(1, 0).parent.mkdir(parents=True)
     attempt(asked, 1).begin()
-    take_back(asked.paths, RunFailed("a GPU is lost"))
+    take_back(asked, RunFailed("a GPU is lost"))
     assert read_result(asked.paths)["error"] == "a GPU is lost"
 
 
