@@ -210,18 +210,20 @@ def _with_adapters(
 ) -> Any:
     """Return the model with adapters of peft.
 
-    Layers above its body are trained too, and those whose weights were drawn, which others that
-    load the adapters would draw again.
+    Layers above its body are trained too, unless they are the embeddings, and those whose weights
+    were drawn, which others that load the adapters would draw again.
     """
     peft: Any = importlib.import_module("peft")
     targets, lora = config.lora.targets, config.lora
-    is_of_samples = type(features.targets) in _PROBLEMS
-    tops = model.named_children() if is_of_samples else ()
-    whole = [name for name, part in tops if name != model.base_model_prefix and _named(part)]
+    is_of_samples, body = type(features.targets) in _PROBLEMS, model.base_model_prefix
+    has_head = hasattr(model, body) and model.get_output_embeddings() is None
+    tops = model.named_children() if is_of_samples or has_head else ()
+    whole = [name for name, part in tops if name != body and _named(part)]
     layers = sorted({name.rpartition(".")[0] for name in drawn})
     whole += [name for name in layers if name.partition(".")[0] not in whole]
+    kind = "SEQ_CLS" if is_of_samples else "CAUSAL_LM" if model.can_generate() else None
     settings = peft.LoraConfig(
-        task_type="SEQ_CLS" if is_of_samples else "CAUSAL_LM",
+        task_type=kind,
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,

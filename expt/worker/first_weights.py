@@ -37,34 +37,29 @@ from expt.worker.checkpoints import Snapshot, read_together
 State = Mapping[str, Any]
 
 
-def load_frozen(worker: Worker, config: RunConfig | None = None) -> None:
+def load_frozen(worker: Worker, config: RunConfig) -> None:
     """Load the frozen networks of custom classes, which rank 0 finds; a collective.
 
     Raises ConfigError for one that is no argument in `config`, and so not in the run's identity.
-    Without `config`, in an evaluation, those that can't be found stay as they are.
     """
-    if config is not None:
-        named = {name for _, name in own_code.frozen_in(plain(config))}
-        for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
-            raise ConfigError(
-                f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
-                " the run's identity; give the class an argument, such as teacher={_target_:"
-                f" expt.Frozen, weights: {other}}}"
-            )
-    while _load_unread(worker, needed=config is not None):  # one may have others within
+    named = {name for _, name in own_code.frozen_in(plain(config))}
+    for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
+        raise ConfigError(
+            f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
+            " the run's identity; give the class an argument, such as teacher={_target_:"
+            f" expt.Frozen, weights: {other}}}"
+        )
+    while _load_unread(worker):  # one may have others within
         pass
 
 
-def _load_unread(worker: Worker, *, needed: bool) -> bool:
+def _load_unread(worker: Worker) -> bool:
     """Load those that rank 0 has not read; return whether there were any."""
-    mine, found = dict[Any, list[frozen.Frozen]](), dict[Any, Any]()
+    mine = dict[Any, list[frozen.Frozen]]()
     for one in frozen.unread():  # a worker may have more, of a model that it has built again
         mine.setdefault((str(one.weights), one.model is None), []).append(one)
-    if worker.rank == 0:
-        for key, (one, *_) in mine.items():
-            with contextlib.suppress(*() if needed else (ConfigError,)):
-                found[key] = one.find()
-    found = collectives.from_rank_0(found, worker.device)
+    read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
+    found = collectives.from_rank_0(read, worker.device)
     for key, (record, file) in found.items():
         content = read_together(file, worker, functools.partial(mine[key][0].content, file))
         for one in mine[key]:

@@ -131,6 +131,26 @@ def test_a_custom_task_gets_the_outputs_of_the_folders_own_architecture(bert: Pa
 LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4}
 
 
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("BertForSequenceClassification", {"classifier"}),
+        ("BertForQuestionAnswering", {"qa_outputs"}),
+        ("BertForMaskedLM", set()),
+        ("T5EncoderModel", set()),
+    ],
+)
+def test_a_custom_task_trains_adapters_and_the_head_of_any_class(
+    kind: str, layers: set[str], tmp_path: Path
+) -> None:
+    library()
+    module = model_of(save(tmp_path, kind), Anything(), lora=LORA)
+    trained = {name for name, one in module.named_parameters() if one.requires_grad}
+    heads = [name.split(".model.", 1)[1] for name in trained if "lora_" not in name]
+    assert {name.partition(".")[0] for name in heads} == layers
+    assert len(trained) > len(heads)
+
+
 @pytest.mark.parametrize("base", ["bert", "llama"])
 def test_a_checkpoint_holds_adapters_and_head(base: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(base)
