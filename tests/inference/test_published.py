@@ -122,6 +122,18 @@ def test_a_causal_model_is_exported_with_its_tied_weights_once(
         torch.testing.assert_close(other(ids).logits, found, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True.")  # of peft
+def test_adapters_of_tied_embeddings_are_exported_alone(
+    trained: Trained, table: Path, bases: Path, tmp_path: Path
+) -> None:
+    given = f"dataset.path={table}", "task=language_model", f"model.path={bases / 'llama'}"
+    targets = "model.lora.targets=[embed_tokens]", "optimizer.lr=0.1"
+    run = trained(*SHORT, *given, LORA, *targets)
+    with pytest.raises(RunFailed, match="huggingface: is not written: .*; --adapters "):
+        exported(run)
+    exported(run, "--adapters", "--output", str(tmp_path / "adapters"))
+
+
 def test_a_model_that_looks_for_the_end_of_each_text_is_exported(
     trained: Trained, table: Path, tmp_path: Path
 ) -> None:
