@@ -77,12 +77,15 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
     """Load the run's `weights`, if it has any; return the entry of result.json."""
+    notes: list[str] = getattr(module, "notes", [])
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
-            if isinstance(module, HuggingFace) and module.drawn:
-                what = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
-                warn(f"model.path={module.base['folder']}: {what}")
+        if isinstance(module, HuggingFace) and module.drawn:
+            notes = [f"lacks {listed(module.drawn, SHOWN)}, which are drawn", *notes]
+    for note in notes if worker.rank == 0 else ():
+        warn(f"model.path={config.model.path}: {note}")
+    if config.weights is None:
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:

@@ -129,7 +129,7 @@ def test_adapters_of_tied_embeddings_are_exported_alone(
     given = f"dataset.path={table}", "task=language_model", f"model.path={bases / 'llama'}"
     targets = "model.lora.targets=[embed_tokens]", "optimizer.lr=0.1"
     run = trained(*SHORT, *given, LORA, *targets)
-    with pytest.raises(RunFailed, match="huggingface: is not written: .*; --adapters "):
+    with pytest.raises(RunFailed, match=r"huggingface: is not written: .*; --adapters "):
         exported(run)
     exported(run, "--adapters", "--output", str(tmp_path / "adapters"))
 

@@ -128,6 +128,28 @@ def test_a_custom_task_gets_the_outputs_of_the_folders_own_architecture(bert: Pa
     assert type(model_of(bert, Anything()).model).__name__ == "BertForMaskedLM"
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "more", "noted"),
+    [
+        ("MixtralForCausalLM", Tokens, {"output_router_logits": True}, "its own loss is other"),
+        ("MixtralForCausalLM", Tokens, {}, None),
+        ("FNetForMaskedLM", Classes, {}, "its outputs depend on a batch's padding"),
+        ("ConvBertForMaskedLM", Classes, {}, "its outputs depend on a batch's padding"),
+        ("ElectraForMaskedLM", Classes, {}, None),
+    ],
+)
+def test_other_losses_and_outputs_by_padding_are_noted(
+    kind: str, targets: type, more: dict[str, Any], noted: str | None, tmp_path: Path
+) -> None:
+    library()
+    sizes = {"num_local_experts": 2, "num_key_value_heads": 2} if "Mixtral" in kind else {}
+    known = {Tokens: Tokens(vocab_size=64, context=9), Classes: CLASSES}[targets]
+    module = model_of(save(tmp_path, kind, **sizes, **more), known)
+    assert len(module.notes) == bool(noted)
+    assert all(note.startswith(str(noted)) for note in module.notes)
+    assert module.training
+
+
 LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4}
 
 
