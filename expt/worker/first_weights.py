@@ -16,6 +16,7 @@ from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
+from expt.data.fingerprint import published
 from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import frozen, load
@@ -25,7 +26,7 @@ from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weig
 from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import read_result, result_of_any
 from expt.runs.tags import SPLITS
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -77,15 +78,14 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
     """Load the run's `weights`, if it has any; return the entry of result.json."""
-    notes: list[str] = getattr(module, "notes", [])
+    if isinstance(module, HuggingFace) and worker.rank == 0:
+        lacks = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
+        notes = [lacks] if module.drawn and config.weights is None else []
+        for note in [*notes, *module.notes]:
+            warn(f"model.path={module.base['folder']}: {note}")
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
-        if isinstance(module, HuggingFace) and module.drawn:
-            notes = [f"lacks {listed(module.drawn, SHOWN)}, which are drawn", *notes]
-    for note in notes if worker.rank == 0 else ():
-        warn(f"model.path={config.model.path}: {note}")
-    if config.weights is None:
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
@@ -165,7 +165,12 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
 
 
 def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
-    """Warn where the run that wrote the weights was trained on other data."""
+    """Warn where the run that wrote the weights was trained on other data, or on other weights."""
+    if getattr(config.model, "needs_base", False):
+        run, base = weights_named(str(config.weights)).run, published(config.model)
+        known = result_of_any(RunPaths(run)).get("content", {}) if run else {}
+        if known.get("base", base) != base:
+            warn(f"weights={config.weights}: its adapters are of other files than model.path's")
     settings, about = content.get("config"), content.get("data")
     dataset = (settings.get("dataset") if isinstance(settings, Mapping) else None) or {}
     if "mean" in dataset:

@@ -12,7 +12,7 @@ import expt
 from expt.command import export as command
 from expt.errors import ConfigError, RunFailed
 from tests.conftest import Trained, Typed
-from tests.facade import RunFolder, as_typed, same
+from tests.facade import Capture, RunFolder, as_typed, same
 from tests.models.test_hugging_face import INPUTS, library, save
 from tests.texts import CHAT, make_tokenizer, some_texts, write_csv
 
@@ -76,7 +76,7 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # of peft's own
 def test_adapters_need_the_published_weights_they_were_trained_with(
-    trained: Trained, words: Sequence[str], tmp_path: Path
+    trained: Trained, words: Sequence[str], tmp_path: Path, capsys: Capture
 ) -> None:
     run = trained(*words, LORA, "optimizer.lr=0.1")
     saved = run.state("best")["model"]
@@ -101,6 +101,8 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
         expt.load(run.folder)
     with pytest.raises(ConfigError, match=r"^model.path=\S*/bert: its files are not those that "):
         trained(*words, LORA, "optimizer.lr=0.1", "max_steps=3", "resume=auto")
+    trained(*words, LORA, f"weights={run.folder}", name="others")
+    assert "its adapters are of other files than model.path's" in capsys.readouterr().err
 
 
 def test_a_causal_model_is_exported_with_its_tied_weights_once(

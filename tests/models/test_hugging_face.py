@@ -111,6 +111,15 @@ def test_all_that_fits_is_loaded_and_a_head_of_other_classes_is_not(tmp_path: Pa
     assert not torch.equal(new.model.classifier.weight, there["classifier.weight"])
 
 
+@pytest.mark.parametrize("last", ["good", "best"])
+def test_a_head_with_other_places_for_the_classes_is_noted(last: str, tmp_path: Path) -> None:
+    library()
+    names = {0: "fair", 1: "bad", 2: last}
+    folder = save(tmp_path, "BertForSequenceClassification", id2label=names)
+    notes = model_of(folder).notes
+    assert [note.endswith("fair, bad, good") for note in notes] == [True] * (last == "good")
+
+
 def test_a_causal_model_gives_logits_of_tokens(llama: Path, bert: Path) -> None:
     tokens = Tokens(vocab_size=64, context=9)
     module = model_of(llama, tokens)
