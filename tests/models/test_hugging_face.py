@@ -21,6 +21,7 @@ from expt.features import Anything, Classes, Features, Labels, Numbers, Text, To
 from expt.machine import Machine
 from expt.models import published_files
 from expt.models.build import build
+from expt.training.parameter_groups import depths
 from expt.worker import parallel
 from tests.conftest import Configured
 from tests.facade import Patch, python
@@ -180,6 +181,22 @@ def test_a_custom_task_trains_adapters_and_the_head_of_any_class(
     heads = [name.split(".model.", 1)[1] for name in trained if "lora_" not in name]
     assert {name.partition(".")[0] for name in heads} == layers
     assert len(trained) > len(heads)
+
+
+@pytest.mark.parametrize("base", ["bert", "llama"])
+def test_adapters_are_of_the_layer_they_are_in(base: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(base)
+    plain = depths(model_of(folder))
+    found = depths(model_of(folder, lora=LORA))
+    kept = ("original_module.", "base_layer.", "base_model.model.", "modules_to_save.default.")
+    checked = 0
+    for name, depth in found.items():
+        own = name.partition(".lora_")[0] + ".weight" if ".lora_" in name else name
+        for part in kept:
+            own = own.replace(part, "")
+        assert plain[own] == depth
+        checked += ".lora_" in name
+    assert checked and max(plain.values()) > 2
 
 
 @pytest.mark.parametrize("base", ["bert", "llama"])
