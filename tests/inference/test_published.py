@@ -195,6 +195,25 @@ def test_an_evaluation_needs_no_published_weights_but_those_under_adapters(
     assert "error: model.path=" in found[1].stderr
 
 
+class Weighs(expt.Callback):
+    """Shows outputs of the model, which has all of its weights."""
+
+    def on_epoch_end(self, view: expt.View) -> None:
+        inputs = {name: one.clone() for name, one in INPUTS.items()}
+        view.scalar("mine/outputs", view.model(inputs).sum().item())
+
+
+@pytest.mark.slow
+def test_callbacks_get_the_published_weights_under_sharded_adapters(
+    trained: Trained, words: Sequence[str]
+) -> None:
+    words = [word for word in words if word != "debug=true"]
+    own = LORA, "world_size=2", "optimizer.lr=0.1", f"callbacks=[{{_target_: {__name__}.Weighs}}]"
+    runs = [trained(*words, *own, f"strategy={x}", name=x) for x in ("fsdp", "ddp")]
+    (found,), (wanted,) = (run.curve("mine/outputs") for run in runs)
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_adapters_resumes_to_the_bit(
     trained: Trained, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
