@@ -88,7 +88,12 @@ def build(
     record of the published model where its folder may be gone. Raise ConfigError for models and
     inputs that do not go together.
     """
-    _refuse_inputs(example)
+    is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
+    if example is not None and not is_tokens and not isinstance(example, Mapping):
+        raise ConfigError(
+            "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
+            " dataset gives others; name its column of texts by dataset.text"
+        )
     try:
         with quiet():
             base = base or published_files.described(config)
@@ -96,9 +101,12 @@ def build(
             model, drawn = _built(config, own, features, fetch=fetch)
             fixed: list[str] = []
             if config.lora.rank:
-                loaded = {one for name, one in _named(model).items() if name not in drawn}
+                begun = config.pretrained and fetch
+                loaded = {one for x, one in _named(model).items() if begun and x not in drawn}
                 model = _with_adapters(config, model, features, drawn)
-                fixed = [*_fixed(model, loaded if config.pretrained and fetch else set())]
+                still = [(x, one) for x, one in _named(model).items() if not one.requires_grad]
+                # as they were loaded, and heads that adapters hide
+                fixed = [x for x, one in still if one in loaded or ".original_module." in x]
             module = HuggingFace(model.train(), base, drawn, fixed)
             if fetch and torch.get_default_device().type != "meta":
                 _try(config, module, own, features, example)
@@ -114,15 +122,6 @@ def build(
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(model.named_parameters(remove_duplicate=False))
-
-
-def _refuse_inputs(example: Any) -> None:
-    is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
-    if example is not None and not is_tokens and not isinstance(example, Mapping):
-        raise ConfigError(
-            "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
-            " dataset gives others; name its column of texts by dataset.text"
-        )
 
 
 def _configuration(config: HuggingFaceModel, features: Features, base: Any, *, is_new: bool) -> Any:
@@ -240,14 +239,6 @@ def _with_adapters(
         ) from error
 
 
-def _fixed(model: nn.Module, loaded: Collection[nn.Parameter]) -> Iterator[str]:
-    """Yield the names of weights that stay as they were loaded, and of heads that adapters hide."""
-    for name, parameter in _named(model).items():
-        is_hidden = ".original_module." in name
-        if not parameter.requires_grad and (is_hidden or parameter in loaded):
-            yield name
-
-
 @torch.no_grad()
 def _try(
     config: HuggingFaceModel, module: HuggingFace, own: Any, features: Features, example: Any
@@ -256,7 +247,13 @@ def _try(
     module.eval()
     if features.targets.each == "token" and (size := min(own.vocab_size, _FEW + 1)) > 1:
         ids = torch.arange(_FEW)[None] % size
-        _refuse_foresight(config, module, ids, size)
+        other = (ids + functional.one_hot(torch.tensor(_FEW - 1), _FEW)) % size  # in its last
+        if not torch.allclose(module(ids)[:, :-1], module(other)[:, :-1], atol=1e-4):
+            raise ConfigError(
+                f"model.path={config.path}: predicts a token from those after it, too; give a"
+                " causal model, such as GPT-2 or Llama, or model.config={is_decoder: true} where it"
+                " has that"
+            )
         with contextlib.suppress(Exception):  # not all take labels
             loss = functional.cross_entropy(module(ids)[0, :-1], ids[0, 1:])
             if not torch.allclose(module.model(input_ids=ids, labels=ids).loss, loss, rtol=1e-4):
@@ -303,19 +300,6 @@ def _refuse_length(
                     f"model.path={config.path}: takes up to {most:,} tokens, and the longest text"
                     f" has {longest:,}; use dataset.max_tokens={most} or less"
                 )
-
-
-def _refuse_foresight(
-    config: HuggingFaceModel, module: HuggingFace, ids: Tensor, size: int
-) -> None:
-    """Raise ConfigError for a model of tokens whose outputs depend on later tokens."""
-    other = ids.clone()
-    other[0, -1] = (other[0, -1] + 1) % size
-    if not torch.allclose(module(ids)[:, :-1], module(other)[:, :-1], atol=1e-4):
-        raise ConfigError(
-            f"model.path={config.path}: predicts a token from those after it, too; give a causal"
-            " model, such as GPT-2 or Llama, or model.config={is_decoder: true} where it has that"
-        )
 
 
 @contextlib.contextmanager

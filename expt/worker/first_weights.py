@@ -50,22 +50,17 @@ def load_frozen(worker: Worker, config: RunConfig) -> None:
             " the run's identity; give the class an argument, such as teacher={_target_:"
             f" expt.Frozen, weights: {other}}}"
         )
-    while _load_unread(worker):  # one may have others within
-        pass
-
-
-def _load_unread(worker: Worker) -> bool:
-    """Load those that rank 0 has not read; return whether there were any."""
-    mine = dict[Any, list[frozen.Frozen]]()
-    for one in frozen.unread():  # a worker may have more, of a model that it has built again
-        mine.setdefault((str(one.weights), one.model is None), []).append(one)
-    read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
-    found = collectives.from_rank_0(read, worker.device)
-    for key, (record, file) in found.items():
-        content = read_together(file, worker, functools.partial(mine[key][0].content, file))
-        for one in mine[key]:
-            one.place(record, content, worker.device)
-    return bool(found)
+    while True:  # one may have others within
+        mine = dict[Any, list[frozen.Frozen]]()
+        for one in frozen.unread():  # a worker may have more, of a model that it has built again
+            mine.setdefault((str(one.weights), one.model is None), []).append(one)
+        read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
+        if not (found := collectives.from_rank_0(read, worker.device)):
+            return
+        for key, (record, file) in found.items():
+            content = read_together(file, worker, functools.partial(mine[key][0].content, file))
+            for one in mine[key]:
+                one.place(record, content, worker.device)
 
 
 def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
