@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from expt.config import secrets
 from expt.config.groups import HuggingFaceModel
 from expt.errors import ConfigError, did_you_mean, listed
-from expt.features import Anything, Classes, Features, Labels, Numbers
+from expt.features import Anything, Classes, Features, Labels, Numbers, Text
 from expt.models import published_files
 
 _PROBLEMS = {
@@ -43,6 +44,8 @@ class HuggingFace(nn.Module):
         """The record of the published model; see published_files.described."""
         self.drawn = sorted(drawn)
         """The names of weights that its files lack."""
+        self.notes = list[str]()
+        """Reasons why it is trained otherwise than by Trainer, or on other workers."""
         self.fixed = tuple(f"model.{name}" for name in fixed)
         """The names of weights that stay as published, which `state_dict` leaves out."""
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -85,7 +88,12 @@ def build(
     record of the published model where its folder may be gone. Raise ConfigError for models and
     inputs that do not go together.
     """
-    _refuse_inputs(example)
+    is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
+    if example is not None and not is_tokens and not isinstance(example, Mapping):
+        raise ConfigError(
+            "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
+            " dataset gives others; name its column of texts by dataset.text"
+        )
     try:
         with quiet():
             base = base or published_files.described(config)
@@ -93,14 +101,15 @@ def build(
             model, drawn = _built(config, own, features, fetch=fetch)
             fixed: list[str] = []
             if config.lora.rank:
-                loaded = {one for name, one in _named(model).items() if name not in drawn}
+                begun = config.pretrained and fetch
+                loaded = {one for x, one in _named(model).items() if begun and x not in drawn}
                 model = _with_adapters(config, model, features, drawn)
-                fixed = [*_fixed(model, loaded if config.pretrained and fetch else set())]
+                still = [(x, one) for x, one in _named(model).items() if not one.requires_grad]
+                # as they were loaded, and heads that adapters hide
+                fixed = [x for x, one in still if one in loaded or ".original_module." in x]
             module = HuggingFace(model.train(), base, drawn, fixed)
-            if features.targets.each == "token" and fetch:
-                _refuse_foresight(config, module, own)
-            if isinstance(example, Mapping) and fetch:
-                _refuse_length(config, module, own, example)
+            if fetch and torch.get_default_device().type != "meta":
+                _try(config, module, own, features, example)
     except ConfigError:
         raise
     except Exception as error:  # many classes, of several libraries
@@ -113,15 +122,6 @@ def build(
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(model.named_parameters(remove_duplicate=False))
-
-
-def _refuse_inputs(example: Any) -> None:
-    is_tokens = isinstance(example, Tensor) and not example.is_floating_point()
-    if example is not None and not is_tokens and not isinstance(example, Mapping):
-        raise ConfigError(
-            "model=transformers: takes texts, as tokens or as keywords such as input_ids, and the"
-            " dataset gives others; name its column of texts by dataset.text"
-        )
 
 
 def _configuration(config: HuggingFaceModel, features: Features, base: Any, *, is_new: bool) -> Any:
@@ -210,18 +210,20 @@ def _with_adapters(
 ) -> Any:
     """Return the model with adapters of peft.
 
-    Layers above its body are trained too, and those whose weights were drawn, which others that
-    load the adapters would draw again.
+    Layers above its body are trained too, unless they are the embeddings, and those whose weights
+    were drawn, which others that load the adapters would draw again.
     """
     peft: Any = importlib.import_module("peft")
     targets, lora = config.lora.targets, config.lora
-    is_of_samples = type(features.targets) in _PROBLEMS
-    tops = model.named_children() if is_of_samples else ()
-    whole = [name for name, part in tops if name != model.base_model_prefix and _named(part)]
+    is_of_samples, body = type(features.targets) in _PROBLEMS, model.base_model_prefix
+    has_head = hasattr(model, body) and model.get_output_embeddings() is None
+    tops = model.named_children() if is_of_samples or has_head else ()
+    whole = [name for name, part in tops if name != body and _named(part)]
     layers = sorted({name.rpartition(".")[0] for name in drawn})
     whole += [name for name in layers if name.partition(".")[0] not in whole]
+    kind = "SEQ_CLS" if is_of_samples else "CAUSAL_LM" if model.can_generate() else None
     settings = peft.LoraConfig(
-        task_type="SEQ_CLS" if is_of_samples else "CAUSAL_LM",
+        task_type=kind,
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -237,21 +239,52 @@ def _with_adapters(
         ) from error
 
 
-def _fixed(model: nn.Module, loaded: Collection[nn.Parameter]) -> Iterator[str]:
-    """Yield the names of weights that stay as they were loaded, and of heads that adapters hide."""
-    for name, parameter in _named(model).items():
-        is_hidden = ".original_module." in name
-        if not parameter.requires_grad and (is_hidden or parameter in loaded):
-            yield name
-
-
 @torch.no_grad()
+def _try(
+    config: HuggingFaceModel, module: HuggingFace, own: Any, features: Features, example: Any
+) -> None:
+    """Refuse foresight and texts that are too long; note other losses, and outputs by padding."""
+    module.eval()
+    if features.targets.each == "token" and (size := min(own.vocab_size, _FEW + 1)) > 1:
+        ids = torch.arange(_FEW)[None] % size
+        other = (ids + functional.one_hot(torch.tensor(_FEW - 1), _FEW)) % size  # in its last
+        if not torch.allclose(module(ids)[:, :-1], module(other)[:, :-1], atol=1e-4):
+            raise ConfigError(
+                f"model.path={config.path}: predicts a token from those after it, too; give a"
+                " causal model, such as GPT-2 or Llama, or model.config={is_decoder: true} where it"
+                " has that"
+            )
+        with contextlib.suppress(Exception):  # not all take labels
+            loss = functional.cross_entropy(module(ids)[0, :-1], ids[0, 1:])
+            if not torch.allclose(module.model(input_ids=ids, labels=ids).loss, loss, rtol=1e-4):
+                what = "next tokens, such as with a router's part; expt trains by the cross-entropy"
+                module.notes.append(f"its own loss is other than the cross-entropy of the {what}")
+    theirs = [str(each) for each in (module.base["config"].get("id2label") or {}).values()]
+    ours = [*features.targets.names]
+    if config.pretrained and theirs != ours and sorted(theirs) == sorted(ours):
+        module.notes.append(f"its head has other places for the classes: {listed(theirs)}")
+    if isinstance(example, Mapping):
+        _refuse_length(config, module, own, example)
+    if isinstance(example, Mapping) and isinstance(text := features.inputs, Text):
+        few = {name: one[:, -_FEW:] for name, one in example.items()}
+        pads = {"input_ids": text.pad_id, "token_type_ids": text.pad_type or 0}
+        where = (_FEW, 0) if text.pads_left else (0, _FEW)
+        more = {x: functional.pad(one, where, value=pads.get(x, 0)) for x, one in few.items()}
+        with contextlib.suppress(Exception):  # some need more tokens
+            alone, padded = (module(each) for each in (few, more))
+            shown = padded[:, :_FEW] if features.targets.each == "token" else padded
+            if (alone - shown).abs().max() > 1e-3 * alone.abs().max():
+                what = "training and evaluations depend on the number of workers"
+                module.notes.append(f"its outputs depend on a batch's padding, so that {what}")
+    module.train()
+
+
 def _refuse_length(
     config: HuggingFaceModel, module: HuggingFace, own: Any, example: Mapping[str, Tensor]
 ) -> None:
     """Raise ConfigError where the longest text, as the `example`, has more tokens than it takes."""
     limit, longest = getattr(own, "max_position_embeddings", None), example["input_ids"].shape[1]
-    if not limit or longest <= limit - _FEW or torch.get_default_device().type == "meta":
+    if not limit or longest <= limit - _FEW:
         return
 
     def takes(size: int) -> bool:
@@ -260,7 +293,6 @@ def _refuse_length(
             return True
         return False
 
-    module.eval()
     if not takes(longest):  # of its positions RoBERTa takes two fewer
         for most in range(min(limit, longest), limit - _FEW, -1):
             if takes(most):
@@ -268,26 +300,6 @@ def _refuse_length(
                     f"model.path={config.path}: takes up to {most:,} tokens, and the longest text"
                     f" has {longest:,}; use dataset.max_tokens={most} or less"
                 )
-    module.train()
-
-
-@torch.no_grad()
-def _refuse_foresight(config: HuggingFaceModel, module: HuggingFace, own: Any) -> None:
-    """Raise ConfigError for a model of tokens whose outputs depend on later tokens."""
-    size = min(own.vocab_size, _FEW + 1)
-    if size < 2 or torch.get_default_device().type == "meta":
-        return
-    ids = torch.arange(_FEW)[None] % size
-    other = ids.clone()
-    other[0, -1] = (other[0, -1] + 1) % size
-    module.eval()
-    first, second = module(ids)[:, :-1], module(other)[:, :-1]
-    module.train()
-    if not torch.allclose(first, second, atol=1e-4):
-        raise ConfigError(
-            f"model.path={config.path}: predicts a token from those after it, too; give a causal"
-            " model, such as GPT-2 or Llama, or model.config={is_decoder: true} where it has that"
-        )
 
 
 @contextlib.contextmanager

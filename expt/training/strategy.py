@@ -180,7 +180,9 @@ class Sharded(Strategy):
     def whole(self, module: nn.Module) -> nn.Module:
         if self.outline is None:
             return module
-        state = sharding.gather_state(module.state_dict(), keep=self.worker.rank == 0)
+        # which may leave some out, such as the published weights under adapters
+        every = {**dict(module.named_parameters(remove_duplicate=False)), **module.state_dict()}
+        state = sharding.gather_state(every, keep=self.worker.rank == 0)
         if self.worker.rank:  # its copy is of no use
             return self.outline
         whole = sharding.outline(self.outline)

@@ -44,7 +44,7 @@ from expt.training.loop import evaluate, train_epoch
 from expt.training.own_state import load_own_state
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
-from expt.worker import build, first_weights, rank_health
+from expt.worker import build, rank_health
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
@@ -74,7 +74,6 @@ def measure_weights(
     loaded = [_member(run, way, worker, beat) for run, way in pairs]
     members = [member for member, *_ in loaded]
     _, record, state = loaded[0]
-    first_weights.load_frozen(worker)
     with sized_by("data"):
         data = {
             way: _data(evaluation, config, evaluation.runs[way], worker, beat)

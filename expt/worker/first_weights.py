@@ -16,6 +16,7 @@ from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
+from expt.data.fingerprint import published
 from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import frozen, load
@@ -25,7 +26,7 @@ from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weig
 from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import read_result, result_of_any
 from expt.runs.tags import SPLITS
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -37,39 +38,29 @@ from expt.worker.checkpoints import Snapshot, read_together
 State = Mapping[str, Any]
 
 
-def load_frozen(worker: Worker, config: RunConfig | None = None) -> None:
+def load_frozen(worker: Worker, config: RunConfig) -> None:
     """Load the frozen networks of custom classes, which rank 0 finds; a collective.
 
     Raises ConfigError for one that is no argument in `config`, and so not in the run's identity.
-    Without `config`, in an evaluation, those that can't be found stay as they are.
     """
-    if config is not None:
-        named = {name for _, name in own_code.frozen_in(plain(config))}
-        for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
-            raise ConfigError(
-                f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
-                " the run's identity; give the class an argument, such as teacher={_target_:"
-                f" expt.Frozen, weights: {other}}}"
-            )
-    while _load_unread(worker, needed=config is not None):  # one may have others within
-        pass
-
-
-def _load_unread(worker: Worker, *, needed: bool) -> bool:
-    """Load those that rank 0 has not read; return whether there were any."""
-    mine, found = dict[Any, list[frozen.Frozen]](), dict[Any, Any]()
-    for one in frozen.unread():  # a worker may have more, of a model that it has built again
-        mine.setdefault((str(one.weights), one.model is None), []).append(one)
-    if worker.rank == 0:
-        for key, (one, *_) in mine.items():
-            with contextlib.suppress(*() if needed else (ConfigError,)):
-                found[key] = one.find()
-    found = collectives.from_rank_0(found, worker.device)
-    for key, (record, file) in found.items():
-        content = read_together(file, worker, functools.partial(mine[key][0].content, file))
-        for one in mine[key]:
-            one.place(record, content, worker.device)
-    return bool(found)
+    named = {name for _, name in own_code.frozen_in(plain(config))}
+    for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
+        raise ConfigError(
+            f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
+            " the run's identity; give the class an argument, such as teacher={_target_:"
+            f" expt.Frozen, weights: {other}}}"
+        )
+    while True:  # one may have others within
+        mine = dict[Any, list[frozen.Frozen]]()
+        for one in frozen.unread():  # a worker may have more, of a model that it has built again
+            mine.setdefault((str(one.weights), one.model is None), []).append(one)
+        read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
+        if not (found := collectives.from_rank_0(read, worker.device)):
+            return
+        for key, (record, file) in found.items():
+            content = read_together(file, worker, functools.partial(mine[key][0].content, file))
+            for one in mine[key]:
+                one.place(record, content, worker.device)
 
 
 def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
@@ -82,12 +73,14 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
     """Load the run's `weights`, if it has any; return the entry of result.json."""
+    if isinstance(module, HuggingFace) and worker.rank == 0:
+        lacks = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
+        notes = [lacks] if module.drawn and config.weights is None else []
+        for note in [*notes, *module.notes]:
+            warn(f"model.path={module.base['folder']}: {note}")
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
-            if isinstance(module, HuggingFace) and module.drawn:
-                what = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
-                warn(f"model.path={module.base['folder']}: {what}")
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
@@ -167,7 +160,12 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
 
 
 def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
-    """Warn where the run that wrote the weights was trained on other data."""
+    """Warn where the run that wrote the weights was trained on other data, or on other weights."""
+    if getattr(config.model, "needs_base", False):
+        run, base = weights_named(str(config.weights)).run, published(config.model)
+        known = result_of_any(RunPaths(run)).get("content", {}) if run else {}
+        if known.get("base", base) != base:
+            warn(f"weights={config.weights}: its adapters are of other files than model.path's")
     settings, about = content.get("config"), content.get("data")
     dataset = (settings.get("dataset") if isinstance(settings, Mapping) else None) or {}
     if "mean" in dataset:

@@ -12,7 +12,7 @@ import expt
 from expt.command import export as command
 from expt.errors import ConfigError, RunFailed
 from tests.conftest import Trained, Typed
-from tests.facade import RunFolder, as_typed, same
+from tests.facade import Capture, RunFolder, as_typed, same
 from tests.models.test_hugging_face import INPUTS, library, save
 from tests.texts import CHAT, make_tokenizer, some_texts, write_csv
 
@@ -76,7 +76,7 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # of peft's own
 def test_adapters_need_the_published_weights_they_were_trained_with(
-    trained: Trained, words: Sequence[str], tmp_path: Path
+    trained: Trained, words: Sequence[str], tmp_path: Path, capsys: Capture
 ) -> None:
     run = trained(*words, LORA, "optimizer.lr=0.1")
     saved = run.state("best")["model"]
@@ -101,6 +101,8 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
         expt.load(run.folder)
     with pytest.raises(ConfigError, match=r"^model.path=\S*/bert: its files are not those that "):
         trained(*words, LORA, "optimizer.lr=0.1", "max_steps=3", "resume=auto")
+    trained(*words, LORA, f"weights={run.folder}", name="others")
+    assert "its adapters are of other files than model.path's" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "bert")
     with pytest.raises(ConfigError, match=f"; the run began from {tmp_path / 'bert'}$"):
         expt.load(run.folder)
@@ -123,6 +125,18 @@ def test_a_causal_model_is_exported_with_its_tied_weights_once(
     with torch.no_grad():
         found = expt.load(run.folder)({"input_ids": ids})
         torch.testing.assert_close(other(ids).logits, found, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True.")  # of peft
+def test_adapters_of_tied_embeddings_are_exported_alone(
+    trained: Trained, table: Path, bases: Path, tmp_path: Path
+) -> None:
+    given = f"dataset.path={table}", "task=language_model", f"model.path={bases / 'llama'}"
+    targets = "model.lora.targets=[embed_tokens]", "optimizer.lr=0.1"
+    run = trained(*SHORT, *given, LORA, *targets)
+    with pytest.raises(RunFailed, match=r"huggingface: is not written: .*; --adapters "):
+        exported(run)
+    exported(run, "--adapters", "--output", str(tmp_path / "adapters"))
 
 
 def test_a_model_that_looks_for_the_end_of_each_text_is_exported(
@@ -182,6 +196,25 @@ def test_an_evaluation_needs_no_published_weights_but_those_under_adapters(
     found = [typed("evaluate", str(folder)) for folder in folders]
     assert [one.returncode for one in found] == [0, 2]
     assert "error: model.path=" in found[1].stderr
+
+
+class Weighs(expt.Callback):
+    """Shows outputs of the model, which has all of its weights."""
+
+    def on_epoch_end(self, view: expt.View) -> None:
+        inputs = {name: one.clone() for name, one in INPUTS.items()}
+        view.scalar("mine/outputs", view.model(inputs).sum().item())
+
+
+@pytest.mark.slow
+def test_callbacks_get_the_published_weights_under_sharded_adapters(
+    trained: Trained, words: Sequence[str]
+) -> None:
+    words = [word for word in words if word != "debug=true"]
+    own = LORA, "world_size=2", "optimizer.lr=0.1", f"callbacks=[{{_target_: {__name__}.Weighs}}]"
+    runs = [trained(*words, *own, f"strategy={x}", name=x) for x in ("fsdp", "ddp")]
+    (found,), (wanted,) = (run.curve("mine/outputs") for run in runs)
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.slow

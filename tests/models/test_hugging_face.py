@@ -21,6 +21,7 @@ from expt.features import Anything, Classes, Features, Labels, Numbers, Text, To
 from expt.machine import Machine
 from expt.models import published_files
 from expt.models.build import build
+from expt.training.parameter_groups import depths
 from expt.worker import parallel
 from tests.conftest import Configured
 from tests.facade import Patch, python
@@ -111,6 +112,15 @@ def test_all_that_fits_is_loaded_and_a_head_of_other_classes_is_not(tmp_path: Pa
     assert not torch.equal(new.model.classifier.weight, there["classifier.weight"])
 
 
+@pytest.mark.parametrize("last", ["good", "best"])
+def test_a_head_with_other_places_for_the_classes_is_noted(last: str, tmp_path: Path) -> None:
+    library()
+    names = {0: "fair", 1: "bad", 2: last}
+    folder = save(tmp_path, "BertForSequenceClassification", id2label=names)
+    notes = model_of(folder).notes
+    assert [note.endswith("fair, bad, good") for note in notes] == [True] * (last == "good")
+
+
 def test_a_causal_model_gives_logits_of_tokens(llama: Path, bert: Path) -> None:
     tokens = Tokens(vocab_size=64, context=9)
     module = model_of(llama, tokens)
@@ -128,7 +138,66 @@ def test_a_custom_task_gets_the_outputs_of_the_folders_own_architecture(bert: Pa
     assert type(model_of(bert, Anything()).model).__name__ == "BertForMaskedLM"
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "more", "noted"),
+    [
+        ("MixtralForCausalLM", Tokens, {"output_router_logits": True}, "its own loss is other"),
+        ("MixtralForCausalLM", Tokens, {}, None),
+        ("FNetForMaskedLM", Classes, {}, "its outputs depend on a batch's padding"),
+        ("ConvBertForMaskedLM", Classes, {}, "its outputs depend on a batch's padding"),
+        ("ElectraForMaskedLM", Classes, {}, None),
+    ],
+)
+def test_other_losses_and_outputs_by_padding_are_noted(
+    kind: str, targets: type, more: dict[str, Any], noted: str | None, tmp_path: Path
+) -> None:
+    library()
+    sizes = {"num_local_experts": 2, "num_key_value_heads": 2} if "Mixtral" in kind else {}
+    known = {Tokens: Tokens(vocab_size=64, context=9), Classes: CLASSES}[targets]
+    module = model_of(save(tmp_path, kind, **sizes, **more), known)
+    assert len(module.notes) == bool(noted)
+    assert all(note.startswith(str(noted)) for note in module.notes)
+    assert module.training
+
+
 LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("BertForSequenceClassification", {"classifier"}),
+        ("BertForQuestionAnswering", {"qa_outputs"}),
+        ("BertForMaskedLM", set()),
+        ("T5EncoderModel", set()),
+    ],
+)
+def test_a_custom_task_trains_adapters_and_the_head_of_any_class(
+    kind: str, layers: set[str], tmp_path: Path
+) -> None:
+    library()
+    module = model_of(save(tmp_path, kind), Anything(), lora=LORA)
+    trained = {name for name, one in module.named_parameters() if one.requires_grad}
+    heads = [name.split(".model.", 1)[1] for name in trained if "lora_" not in name]
+    assert {name.partition(".")[0] for name in heads} == layers
+    assert len(trained) > len(heads)
+
+
+@pytest.mark.parametrize("base", ["bert", "llama"])
+def test_adapters_are_of_the_layer_they_are_in(base: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(base)
+    plain = depths(model_of(folder))
+    found = depths(model_of(folder, lora=LORA))
+    kept = ("original_module.", "base_layer.", "base_model.model.", "modules_to_save.default.")
+    checked = 0
+    for name, depth in found.items():
+        own = name.partition(".lora_")[0] + ".weight" if ".lora_" in name else name
+        for part in kept:
+            own = own.replace(part, "")
+        assert plain[own] == depth
+        checked += ".lora_" in name
+    assert checked
+    assert max(plain.values()) > 2
 
 
 @pytest.mark.parametrize("base", ["bert", "llama"])

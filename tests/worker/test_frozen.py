@@ -140,6 +140,18 @@ def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
     assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
 
 
+def test_an_evaluation_does_not_read_a_teacher_that_only_training_calls(
+    typed_run: Typed, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "teacher").rename(tmp_path / "first")
+    typed_run("teacher", "~model", "+model={_target_: net.Net}", "max_steps=1", *SMALL)
+    typed_run("student", *words("teacher"))
+    (tmp_path / "net.py").unlink()  # so that it is there, and can't be built
+    measured = run("evaluate", "student", cwd=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+
+
 def test_where_the_loss_calls_it_an_evaluation_needs_it(typed_run: Typed, tmp_path: Path) -> None:
     typed_run("student", *words("teacher", "+task.always=true"))
     assert run("evaluate", "student", cwd=tmp_path).returncode == 0
