@@ -16,7 +16,7 @@ from expt.config.keys import flat
 from expt.config.own_code import changed, frozen_in
 from expt.config.schema import RunConfig
 
-VERSION = 3
+VERSION = 4
 """Part of every identity: raise it where equal settings no longer give equal numbers."""
 
 REPEATED = keys.varying("repetition")
