@@ -53,7 +53,7 @@ def _read(file: str, pictures: Pictures) -> dict[int, int]:
     table, found, numbers = open_table(Path(file)), dict[int, int](), dict[str, int]()
     head = head_of(table)
     others = {name: texts for name, texts in head.items() if name != "group"}
-    if (column := pictures.column_in(others)) is None:
+    if (column := pictures.column_in(others, at)) is None:
         return {}
     columns = [column, _group_column(at, column, [*head])]
     for batch in table.batches(columns):

@@ -14,7 +14,7 @@ from expt.data.columns import check_learnable, texts_of
 from expt.data.folders import files_below, parts_there
 from expt.data.picture_names import Pictures
 from expt.data.pictures import picture_suffixes
-from expt.data.rows import Rows, Wanted, read_rows, rows_of
+from expt.data.rows import Rows, Wanted, read_rows, rows_of, targets_as_trained
 from expt.data.table_files import SUFFIXES, Table, open_table
 from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed, near_path
 from expt.features import Anything, Classes, Features, Labels
@@ -90,7 +90,7 @@ def _match(
             f"dataset.root={root}: {'holds no pictures' if os.path.isdir(root) else none}"
         )
     at, table, pictures = f"dataset.labels={path}", open_table(path), Pictures(root, every)
-    if (column := pictures.column_in(head_of(table))) is None:
+    if (column := pictures.column_in(head_of(table), at)) is None:
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
         raise DataError(f"{at}: {where}; name the folder that has them by dataset.root")
@@ -174,7 +174,7 @@ def answers_of(
         rows = rows_of(*read_rows(part, wanted, file), file)
     if rows.class_names and learns:
         check_learnable(table.path, names[0], rows.targets[:], rows.class_names, "dataset.target")
-    return rows
+    return targets_as_trained(known, rows, "dataset.target") if known else rows
 
 
 def separator_of(cells: Collection[str]) -> str | None:
@@ -212,10 +212,11 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
     for file in files:
         try:
             cells = head_of(open_table(file), None) if str(file) != but else {}
+            first = {name: texts[:_HEAD] for name, texts in cells.items()}
+            column = pictures.column_in(first, str(file))
         except ExptError:
             continue
-        first = {name: texts[:_HEAD] for name, texts in cells.items()}
-        if (column := pictures.column_in(first)) is None:
+        if column is None:
             continue
         places = [pictures.find(name) if name else [] for name in cells.pop(column)]
         found = [[pictures.files[x] for x in several] for several in places if several]

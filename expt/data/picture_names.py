@@ -63,13 +63,27 @@ class Pictures:
             raise DataError(f"{at}: {name} may be {several}; {fix}")
         return places[0] if places else None
 
-    def column_in(self, head: Mapping[str, Sequence[str]]) -> str | None:
-        """Return the column whose first texts name most pictures, each counted once.
+    def column_in(self, head: Mapping[str, Sequence[str]], at: str) -> str | None:
+        """Return the column whose first texts name most pictures; with suffixes, if one has them.
 
-        Else a column of classes 0 to 9 would count each row for one of ten pictures.
+        Each picture counts once: else a column of classes 0 to 9 would count each row for one of
+        ten. Raise DataError where another column, such as one that counts the rows, may be it.
         """
-        found = {
-            name: len({tuple(self.find(text)) for text in {*texts} - {""}} - {()})
-            for name, texts in head.items()
-        }
-        return max(found, key=found.__getitem__) if any(found.values()) else None
+        names, found = {*map(os.path.basename, self.paths)}, dict[str, tuple[bool, int]]()
+        rows = dict[str, list[tuple[int, ...]]]()
+        for column, texts in head.items():
+            there = {text: tuple(self.find(text)) for text in {*texts} - {""}}
+            wholes = (text.replace("\\", "/") for text, places in there.items() if places)
+            is_whole = any(os.path.basename(text) in names for text in wholes)
+            found[column] = is_whole, len({*there.values()} - {()})
+            rows[column] = [there.get(text, ()) for text in texts]
+        best = max(found, key=found.__getitem__, default="")
+        if not best or not found[best][1]:
+            return None
+        for column, (is_whole, number) in found.items():
+            differs = any(x and y and x != y for x, y in zip(rows[column], rows[best], strict=True))
+            are_ids = sum(map(bool, rows[column])) == number > found[best][1] / 2
+            if differs and are_ids and is_whole == found[best][0]:
+                fault = f"columns {best} and {column} both name pictures, each in other rows"
+                raise DataError(f"{at}: {fault}; remove one, or write names with their suffix")
+        return best

@@ -191,6 +191,27 @@ def cached_rows(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         return rows_of(*read(file), file)
 
 
+def targets_as_trained(trained: Feature, rows: Rows, key: str) -> Rows:
+    """Return rows with the targets of a run, in its order; a single one may have another name.
+
+    Raise ConfigError where one is missing among those that a `key` names.
+    """
+    own, names = rows.target_names, tuple(trained.columns) or rows.target_names
+    own = names if len(own) == len(names) == 1 else own
+    if not isinstance(rows.targets, Chosen):
+        return rows._replace(target_names=own)
+    targets = rows.targets.columns(places_of(names, own, key))
+    return rows._replace(targets=targets, target_names=names)
+
+
+def places_of(names: Sequence[str], there: Sequence[str], key: str) -> list[int]:
+    """Return the places of a run's columns. Raise ConfigError where one is missing."""
+    if missing := [name for name in names if name not in there]:
+        fault = f"there is no {missing[0]}, which the run was trained with"
+        raise ConfigError(f"{key}: {fault}.{did_you_mean(missing[0], there)}")
+    return [*map(there.index, names)]
+
+
 def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
     """Return rows with the logarithms of targets. Raise DataError for the first that has none."""
     if how is None or not isinstance(targets := rows.targets, Chosen):

@@ -17,9 +17,9 @@ from expt.data.columns import base, filled_gaps
 from expt.data.encoding import Encoder, encodings, scales_of
 from expt.data.loader import Load, loading
 from expt.data.memory import InMemory
-from expt.data.rows import Chosen
+from expt.data.rows import Chosen, places_of, targets_as_trained
 from expt.data.source import NOTHING, Part, Source
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import DataError
 from expt.features import Classes, Columns, Feature, Features, Numbers, Text, Tokens
 
 if TYPE_CHECKING:
@@ -177,19 +177,9 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
         return rows
     known = inputs if isinstance(inputs, Columns) else Columns(names=(), width=0)
     own, encoded = known.names, known.encoded
-    targets = trained_on.targets.columns or rows.target_names
-    if len(targets) == len(rows.target_names) == 1:
-        rows = rows._replace(target_names=tuple(targets))
-    for kind, wanted in (("feature", own), ("target", targets)):
-        there = getattr(rows, f"{kind}_names")
-        if missing := [name for name in wanted if name not in there]:
-            raise ConfigError(
-                f"dataset.{kind}s: there is no {missing[0]}, which the run was trained with"
-                f".{did_you_mean(missing[0], there)}"
-            )
-        if kind == "feature" or not rows.class_names:
-            values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
-            rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
+    places = places_of(own, rows.feature_names, "dataset.features")
+    rows = rows._replace(features=rows.features.columns(places), feature_names=tuple(own))
+    rows = targets_as_trained(trained_on.targets, rows, "dataset.targets")
     for name in own:
         if "categories" in encoded.get(name, {}):
             continue

@@ -51,7 +51,7 @@ class Template:
         if self.by_pictures:
             known = Pictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
             others = {x: cells for x, cells in self.columns.items() if x not in plan.form.columns}
-            if (column := known.column_in(others)) is None:
+            if (column := known.column_in(others, f"--template {path}")) is None:
                 raise ConfigError(f"--template {path}: no column names the pictures to predict for")
             self.id, self.keys = column, [""] * len(self.columns[column])
             for place, row in known.rows_of(self.columns[column], f"--template {path}")[0].items():

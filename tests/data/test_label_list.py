@@ -149,6 +149,47 @@ def test_the_folder_may_be_named_in_any_way(root: Path, way: str, monkeypatch: P
     of(way, "").prepare(part("task", "dataset=digits"))  # it agrees with the folders
 
 
+@pytest.mark.parametrize("suffix", [".png", ""])
+def test_a_number_of_the_row_names_no_picture(root: Path, suffix: str) -> None:
+    for file in sorted(root.glob("images/*/p*.png")):
+        file.rename(file.with_name(f"{int(file.stem[1:])}.png"))
+    lines = [f"{row},{11 - row}{suffix},{KINDS[(11 - row) % 3]}" for row in range(12)]
+    (root / "train.csv").write_text("\n".join(["id,file,colour", *lines]))
+    words = f"{LIST} dataset.target=colour"
+    if not suffix:
+        with pytest.raises(DataError, match="columns id and file both name pictures"):
+            built(root, words)
+        return
+    assert read(built(root, words)) == {x: [2, 1, 0][x % 3] for x in range(12)}
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_targets_of_another_list_are_those_of_the_run(root: Path, task: str) -> None:
+    lines = [f"p{x:02},{x % 2},{int(x < 3)}" for x in range(12)]
+    for name, header in (("a", "id,odd,few"), ("b", "id,odd,new")):
+        (root / f"{name}.csv").write_text("\n".join([header, *lines]))
+    standardised = task == "regression"
+    chosen = part("task", f"dataset=image_folder dataset.root=x {LIST} task={task}")
+
+    def targets(own: str, file: str, other: str) -> Any:
+        words = f"task={task} dataset.labels"
+        trained = built(
+            root, f"{words}=a.csv dataset.target={own}", standardise_targets=standardised
+        )
+        options = LoaderOptions(batch_size=12, device=torch.device("cpu"))
+        data = of(root, f"{words}={file}.csv dataset.target={other}")
+        features = trained.info.features
+        (batch,) = load(data, chosen, "all", features, options, own=False).evaluation()
+        found = features.targets.in_units(batch.targets) if standardised else batch.targets
+        numbers = (batch.inputs[:, 0, 0, 0] * 255 / 9).round().int().tolist()
+        return dict(zip(numbers, found.round().int().tolist(), strict=True))
+
+    assert targets("[odd,few]", "a", "[few,odd]") == {x: [x % 2, x < 3] for x in range(12)}
+    assert targets("odd", "b", "new") == {x: [x < 3] for x in range(12)}
+    with pytest.raises(ConfigError, match="there is no few, which the run was trained with"):
+        targets("[odd,few]", "b", "[odd,new]")
+
+
 def test_the_content_of_the_list_counts(root: Path) -> None:
     before = of(root, f"{LIST} dataset.target=colour").fingerprint()
     text = (root / "train.csv").read_text()

@@ -26,7 +26,7 @@ from expt.data.folders import files_below, left_out, of_suffix, report_left_out
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
 from expt.data.picture_survey import look_at, report_found
 from expt.data.pictures import MODES, Picture, open_picture, picture_suffixes
-from expt.data.rows import Wanted, cached_rows, rows_of, with_logs
+from expt.data.rows import Wanted, cached_rows, rows_of, targets_as_trained, with_logs
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
 from expt.late import np, torch
@@ -198,6 +198,8 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
             rows = rows_of(*table.read(columns, file), file)
+        if how.trained_on is not None:
+            rows = targets_as_trained(how.trained_on.targets, rows, "dataset.target")
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
         pairs = {
             part: _PictureRows(split, self, targets[part]) for part, split in table.splits.items()
