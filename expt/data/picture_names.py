@@ -82,7 +82,7 @@ class Pictures:
             return None
         for column, (is_whole, number) in found.items():
             differs = any(x and y and x != y for x, y in zip(rows[column], rows[best], strict=True))
-            are_ids = sum(map(bool, rows[column])) == number > found[best][1] / 2
+            are_ids = sum(map(bool, rows[column])) == number > max(1, len(rows[column]) / 2)
             if differs and are_ids and is_whole == found[best][0]:
                 fault = f"columns {best} and {column} both name pictures, each in other rows"
                 raise DataError(f"{at}: {fault}; remove one, or write names with their suffix")

@@ -70,8 +70,16 @@ class Template:
         return str(about[self.id])
 
     def fills(self, form: Feature, cells: Mapping[str, Any]) -> dict[str, Fill]:
-        """Return a function for each other column. Raise ConfigError for unknown columns."""
+        """Return a function for each other column. Raise ConfigError for unknown columns.
+
+        A single one is filled by its examples, even if the table has a column of its name, unless
+        that is the name of a class, a label or a target.
+        """
         found, others = dict[str, Fill](), list[str]()
+        rest = [name for name in self.columns if name != self.id]
+        own = {*form.names, *(f"p_{name}" for name in form.names)}
+        if len(rest) == 1 and rest[0] not in own and (fill := self._only(form, rest[0], cells)):
+            return {rest[0]: fill}
         for name in self.columns:
             cell = name if name in cells else f"p_{name}"
             if cell == "labels" and isinstance(form, Labels):
@@ -96,6 +104,8 @@ class Template:
         if not isinstance(form, Classes):
             return _cell(names[0]) if len(names) == 1 and names[0] in cells else None
         of_numbers = bool(examples) and are_numbers(examples)
+        if name == "probability":
+            return _cell(f"p_{names[1]}" if len(names) == 2 else name)
         if len(names) == 2 and of_numbers and not all(float(x).is_integer() for x in examples):
             return _cell(f"p_{names[1]}") if f"p_{names[1]}" in cells else None
         if of_numbers and not are_numbers(names) and not examples <= {*names}:
@@ -113,6 +123,11 @@ def _cell(name: str) -> Fill:
     return lambda answer, cells: cells.get(name, "")
 
 
+def _as_in_table(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a sample is from, with the table's own columns path and row, if it has them."""
+    return {**about, **{x: about[f"table.{x}"] for x in ("path", "row") if f"table.{x}" in about}}
+
+
 @contextlib.contextmanager
 def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Write]:
     """Yield a function that collects answers, which are then written as the template has them.
@@ -127,6 +142,7 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
+        answers = answers._replace(about=[*map(_as_in_table, answers.about)])
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
             key = template.key(about)
             cells = {**csv_cells(form, answer), template.id: ""}  # it stays as it is
@@ -142,6 +158,10 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         ids = zip(columns[template.id], template.keys, strict=True)
         missing = [text for text, key in ids if key not in rows]
         surplus = sorted({*rows}.difference(template.keys))
+        if rows and len(missing) == len(template.keys):
+            pair = f"{missing[0]!r}, and predictions are of {surplus[0]!r}" if missing else "none"
+            fault = f"its column {template.id} has none of the ids: it has {pair}"
+            raise ConfigError(f"--template {template.path}: {fault}; write them in the same way")
         for names, fault in ((missing, "have no prediction"), (surplus, "have no row there")):
             if names:
                 warn(f"--template {template.path}: {len(names)} ids {fault}: {listed(names, 5)}")

@@ -163,6 +163,34 @@ def test_labels_are_written_with_the_sign_of_the_template(
         assert rows == [["no", name], ["w1", f"odd{sign}even"]]
 
 
+@pytest.mark.parametrize("name", ["row", "path"])
+def test_ids_are_those_of_the_table_whatever_their_column_is_called(
+    grades: Made, tmp_path: Path, name: str
+) -> None:
+    lines = [f"{7 - x},{x % 7},{x / 2}" for x in range(8)]
+    (tmp_path / "new.csv").write_text("\n".join([f"{name},a,b", *lines]))
+    found = {
+        str(one[f"table.{name}"]): str(one["class"])
+        for one in expt.predict(grades.folder, tmp_path / "new.csv")
+    }
+    rows = filled(grades, tmp_path / "new.csv", f"{name},grade\n1,3\n7,3\n0,3\n")
+    assert rows[1:] == [[x, found[x]] for x in ("1", "7", "0")]
+    with pytest.raises(ConfigError, match="has none of the ids"):
+        filled(grades, tmp_path / "new.csv", f"{name},grade\n01,3\n07,3\n")
+
+
+@pytest.mark.parametrize("name", ["probability", "no", "more"])
+def test_a_single_column_is_a_prediction_whatever_its_name(
+    grades: Made, tmp_path: Path, name: str
+) -> None:
+    lines = [f"w{x},{x % 7},{x / 2},0.25" for x in range(4)]
+    (tmp_path / "new.csv").write_text("\n".join(["id,a,b,more", *lines]))
+    found = expt.predict(grades.folder, tmp_path / "new.csv")
+    rows = filled(grades, tmp_path / "new.csv", f"id,{name}\nw0,0.5\nw1,0.5\nw2,0.5\n")
+    wanted = [one["probabilities"]["5"] for one in found][:3]
+    assert [float(row[1]) for row in rows[1:]] == wanted
+
+
 @pytest.mark.parametrize("example", ["0,00", "-1.234,5", "0.00", "1", ""])
 def test_numbers_have_the_decimal_sign_of_the_templates(
     patients: Made, tmp_path: Path, example: str
