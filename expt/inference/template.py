@@ -123,11 +123,6 @@ def _cell(name: str) -> Fill:
     return lambda answer, cells: cells.get(name, "")
 
 
-def _as_in_table(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a sample is from, with the table's own columns path and row, if it has them."""
-    return {**about, **{x: about[f"table.{x}"] for x in ("path", "row") if f"table.{x}" in about}}
-
-
 @contextlib.contextmanager
 def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Write]:
     """Yield a function that collects answers, which are then written as the template has them.
@@ -142,7 +137,9 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
-        answers = answers._replace(about=[*map(_as_in_table, answers.about)])
+        own = [(f"table.{x}", x) for x in ("path", "row")]  # columns of the table go first
+        every = [{**one, **{y: one[x] for x, y in own if x in one}} for one in answers.about]
+        answers = answers._replace(about=every)
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
             key = template.key(about)
             cells = {**csv_cells(form, answer), template.id: ""}  # it stays as it is

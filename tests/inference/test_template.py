@@ -179,7 +179,7 @@ def test_ids_are_those_of_the_table_whatever_their_column_is_called(
         filled(grades, tmp_path / "new.csv", f"{name},grade\n01,3\n07,3\n")
 
 
-@pytest.mark.parametrize("name", ["probability", "no", "more"])
+@pytest.mark.parametrize("name", ["no", "more"])
 def test_a_single_column_is_a_prediction_whatever_its_name(
     grades: Made, tmp_path: Path, name: str
 ) -> None:
@@ -189,6 +189,16 @@ def test_a_single_column_is_a_prediction_whatever_its_name(
     rows = filled(grades, tmp_path / "new.csv", f"id,{name}\nw0,0.5\nw1,0.5\nw2,0.5\n")
     wanted = [one["probabilities"]["5"] for one in found][:3]
     assert [float(row[1]) for row in rows[1:]] == wanted
+
+
+def test_a_probability_of_two_classes_is_that_of_the_second(photos: Made, new: Path) -> None:
+    found = {Path(str(one["path"])).stem: one for one in expt.predict(photos.folder, new)}
+    first, second = found["p0"]["probabilities"]
+    assert first in {one["class"] for one in found.values()}
+    _, *rows = filled(photos, new, "id,probability\n" + "".join(f"{x},0\n" for x in found))
+    assert [float(row[1]) for row in rows] == [
+        found[row[0]]["probabilities"][second] for row in rows
+    ]
 
 
 @pytest.mark.parametrize("example", ["0,00", "-1.234,5", "0.00", "1", ""])
