@@ -89,6 +89,10 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
     torch.testing.assert_close(
         torch.cat([batch.targets for batch in again.evaluation()]), of(data, "test")[1]
     )
+    other = chosen("task=regression", "dataset.target=old").dataset  # a single one of another name
+    again = build.load(other, config.task, "test", data.info.features, options, own=False)
+    (batch,) = again.evaluation()
+    torch.testing.assert_close(batch.targets, torch.full((4, 1), -mean / std))
 
 
 def test_transforms_and_labels(people: Any, chosen: Configured) -> None:
