@@ -286,6 +286,7 @@ def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any
         "best": None,
         "bests": [],
         "evaluated": None,
+        "evaluated_at": step,
         **more,
     }
 

@@ -169,5 +169,5 @@ def _remove_begun(paths: RunPaths) -> None:
         if not is_held(paths):
             shutil.rmtree(paths.hydra, ignore_errors=True)
             kept_code.remove(paths.code)
-            paths.lock.unlink(missing_ok=True)
+            paths.remove_lock()
             remove_empty(paths.folder)

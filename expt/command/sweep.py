@@ -212,12 +212,13 @@ class Sweep:
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:
-        names = (paths.SWEEP_RECORD, paths.GRID_RECORD)
-        own = {*(self.folder / name for name in names), RunPaths(self.folder).lock}
+        own = [self.folder / name for name in (paths.SWEEP_RECORD, paths.GRID_RECORD)]
+        of_run = RunPaths(self.folder)
         with contextlib.suppress(OSError):  # it holds something, or is gone
-            if self._lock.is_locked and {*self.folder.iterdir()} <= own:
+            if self._lock.is_locked and {*self.folder.iterdir()} <= {*own, of_run.lock}:
                 for path in own:
                     path.unlink(missing_ok=True)
+                of_run.remove_lock()
             paths.remove_empty(self.folder)
         self._lock.release(force=True)
 

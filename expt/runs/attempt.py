@@ -96,8 +96,14 @@ class Attempt:
         own_code.check_caches(own_code.own_modules(own_code.targets(config)).values())
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError for files that no record claims: a new start would remove some."""
+        """Raise ConfigError for files that no record claims: a new start would remove some.
+
+        Also for links whose targets are missing, maybe on a disk that is not mounted.
+        """
         paths, record = self.paths, read_result(self.paths)
+        if gone := [path for path in paths.found() if not path.exists()]:
+            there = gone[0].readlink()
+            raise ConfigError(f"{gone[0]}: is a link to {there}, which is missing; put it back")
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         resumes = self.request.resumes and candidates(paths.last)
         if "identity" in record or refused or resumes:

@@ -227,6 +227,7 @@ class Writer:
         self._is_first, self._group = is_first, group
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._step: int | None = None  # of the last checkpoint
 
     def wait(self) -> None:
         """Return when nothing is being written any more. Raises the error of the last file."""
@@ -265,11 +266,12 @@ class Writer:
                 if event:
                     event.synchronize()
                 about = self._write_parts(parts, copy) if parts else {}
+                step = copy["position"]["step"]
                 if self._is_first:
-                    keep = 0 if target else self._keep
+                    keep = 0 if target or step == self._step else self._keep
                     save(target or self._last, {**copy, **about}, keep=keep)
+                    self._step = self._step if target else step
                 if self._is_first and bests:
-                    step = copy["position"]["step"]
                     checkpoint_file.keep_among(self._last, step, self._best, bests)
             except Exception as error:
                 self._error = error

@@ -107,6 +107,9 @@ def check(source: Source, request: RunRequest) -> None:
     found, config = source.checkpoint, request.config
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
+    if source.rule == "fork" and found.state.get("owed"):
+        fix = f"let it continue first, or {source.by_weights()}"
+        raise ConfigError(f"fork={config.fork}: the evaluation at {found} is still to come; {fix}")
     if problems := [*_problems_of_settings(source, config)]:
         if source.rule == "resume" and not source.is_own(request.paths):
             run = shlex.quote(str(found.run))
@@ -219,7 +222,8 @@ def _judge_other_code(source: Source, request: RunRequest) -> None:
     """Warn of custom code that has changed; raise ConfigError if one record can't be of both."""
     found = source.checkpoint
     other = f"{found.run}: the source of its custom classes has changed"
-    is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
+    total = request.config.total_steps(found.state["steps_per_epoch"])
+    is_trained = total <= found.step == found.state["evaluated_at"]
     if source.rule == "fork" or not (source.is_own(request.paths) or is_trained):
         warn(f"{other}; the continued run is trained with both versions")
         return

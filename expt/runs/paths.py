@@ -70,9 +70,10 @@ def foreign(path: Path, key: str = "hydra.run.dir") -> ConfigError:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError where a sweep would replace files, and none has been in the folder."""
-    names = (SUMMARY_CSV, SUMMARY_TABLE, GRID_RECORD)
-    if (found := [name for name in names if (folder / name).exists()]) and not is_sweep(folder):
-        raise foreign(folder / found[0], "hydra.sweep.dir")
+    names = (SUMMARY_CSV, SUMMARY_TABLE, GRID_RECORD, SWEEP_RECORD)
+    found = [*filter(os.path.lexists, (folder / name for name in names))]
+    if found and not is_sweep(folder):
+        raise foreign(found[0], "hydra.sweep.dir")
 
 
 def refuse_mixed(folder: Path, key: str) -> None:
@@ -195,7 +196,7 @@ class RunPaths:
         places = (each for each in vars(RunPaths).values() if isinstance(each, _Place))
         names = {"logs", *(each.names[0] for each in places)} - {self.lock.name}
         found = [self.folder / name for name in sorted(names) if hidden or name[0] != "."]
-        return [*filter(Path.exists, found), *self.event_files()]
+        return [*filter(os.path.lexists, found), *self.event_files()]
 
     def holds_run(self) -> bool:
         """Return whether there is a record, a number, a checkpoint or a log of a run."""
@@ -231,6 +232,11 @@ class RunPaths:
         kept_code.remove(self.code)
         self.result.unlink(missing_ok=True)
         self.clear_records()
+
+    def remove_lock(self) -> None:
+        """Remove the lock, which is empty, but no other file of this name."""
+        if self.lock.is_file() and not (self.lock.is_symlink() or self.lock.stat().st_size):
+            self.lock.unlink(missing_ok=True)
 
     def remove_checkpoints(self) -> None:
         """Remove all checkpoints: the run can then only start from the beginning."""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from expt import progress
+from expt import progress, signals
 from expt.config import own_code
 from expt.config.identity import shown
 from expt.config.kinds import every_of, metrics_of
@@ -44,7 +44,7 @@ from expt.worker.record import Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 LONG_S = 60.0
-"""Seconds of training that a run is to keep if its first evaluation fails."""
+"""Seconds of training that a run is to keep if an evaluation fails, or is killed."""
 Observe = Callable[..., Dashboard]
 """Builds the observer, with the arguments of worker.build.build_dashboard."""
 
@@ -269,7 +269,7 @@ class Run:
             self._end_epoch()
         due = self.times.by_steps(self.position) | self._agreed | {*self._owed}
         with self._in_use() as weights:
-            if "evaluate" in due and not (self._owed or self._has_judged):
+            if "evaluate" in due and not self._owed:
                 self._save_before(due, weights)
             self._owed = []
             is_kept = "evaluate" in due and self._judge()
@@ -285,8 +285,14 @@ class Run:
                 self._save(weights, self.history.bests if is_kept else ())
 
     def _save_before(self, due: set[str], weights: list[Tensor]) -> None:
-        """Save before the attempt's first evaluation, if its failure would cost much training."""
-        wishes = {"save"} if self.times.unsaved_s > LONG_S else set[str]()
+        """Save before an evaluation, if its failure would cost much training.
+
+        The attempt's first may fail, and in a long one workers that are to stop are killed.
+        """
+        history = self.history
+        is_long = history.eval_s > signals.IMPATIENT_S * history.evaluations
+        may_fail = is_long or not self._has_judged
+        wishes = {"save"} if may_fail and self.times.unsaved_s > LONG_S else set[str]()
         if "save" in self.agreement.meet(wishes):
             self._owed = sorted(due)
             self._save(weights)
@@ -301,6 +307,7 @@ class Run:
             return
         earlier, is_within_epoch = self.history.bests, self.history.is_within_epoch
         with self._in_use() as weights:
+            self._save_before(set(), weights)
             self._save(weights, target=self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()

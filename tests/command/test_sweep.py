@@ -230,6 +230,23 @@ def test_a_sweep_begins_in_no_folder_that_holds_files_by_its_names(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "{}")]
 
 
+def test_a_sweep_replaces_no_link_whose_target_is_missing(tmp_path: Path) -> None:
+    for name in ("multirun.yaml", "grid.json"):
+        (link := tmp_path / name).symlink_to("unmounted")
+        done = run("-m", "seed=0,1", "hydra.sweep.dir=.", cwd=tmp_path)
+        assert (done.returncode, f"{name}: no record" in done.stderr) == (2, True)
+        assert [*tmp_path.iterdir()] == [link]
+        link.unlink()
+
+
+@pytest.mark.parametrize("words", ["hydra.run.dir=.", "-m seed=0,1 hydra.sweep.dir=."])
+def test_a_refused_command_leaves_a_lock_of_another_program(tmp_path: Path, words: str) -> None:
+    (tmp_path / ".lock").write_text("theirs")
+    done = run(*words.split(), "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(".lock", "theirs")]
+
+
 def test_run_with_changed_imports_is_not_done(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     names = list[str]()

@@ -98,6 +98,19 @@ def test_files_that_no_record_claims_are_not_taken(tmp_path: Path, name: str) ->
     assert theirs.read_text() == (tmp_path / "metrics.jsonl").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "result.json", "logs"])
+def test_a_run_on_a_disk_that_is_not_mounted_begins_nowhere(tmp_path: Path, name: str) -> None:
+    asked = request(tmp_path, may_have_run=True)
+    attempt(asked).begin()
+    leave_metrics(asked.paths)
+    asked.paths.result.rename(tmp_path / "elsewhere") if name == "result.json" else None
+    (tmp_path / name).symlink_to("unmounted")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ConfigError, match=f"{name}: is a link to unmounted"):
+        attempt(asked, 1).begin()
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
 def test_hydra_files_of_another_program_stay(tmp_path: Path) -> None:
     asked = request(tmp_path, may_have_run=True)
     (theirs := asked.paths.hydra / "config.yaml").parent.mkdir()

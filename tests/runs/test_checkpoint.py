@@ -93,7 +93,8 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "last"
     checkpoint.save(path, {"step": 1})
     writer = checkpoint.Writer(path, tmp_path / "best", keep=0)
-    writer.save({"model": torch.ones(1000), "bad": object()})
+    state = {"position": {"step": 2}, "model": torch.ones(1000), "bad": object()}
+    writer.save(state)
     with pytest.raises(ConfigError, match=r"^bad: a checkpoint can't hold a builtins\.object"):
         writer.wait()
 

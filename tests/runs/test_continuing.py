@@ -315,6 +315,32 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
             continued(asked, where, content={"code": "now"}, resumes=not new_folder)
 
 
+def test_one_whose_last_evaluation_failed_is_evaluated_by_other_source(
+    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: Capture
+) -> None:
+    of_source("then", paths)
+    position = {"epoch": 2, "step": 4, "step_in_epoch": 2}
+    before = state(config, 4, best=1, position=position, steps_per_epoch=2, evaluated_at=2)
+    checkpoint.save(paths.last, before)
+    config = dataclasses.replace(config, epochs=2, resume=str(paths.folder))
+    with pytest.raises(ConfigError, match=f"resume={paths.folder} .*rerun {paths.folder}"):
+        continued(config, paths, content={"code": "now"})
+    new = RunPaths(tmp_path / "new")
+    assert continued(config, new, content={"code": "now"}, resumes=False) == new.last
+    assert "source of its custom classes has changed" in capsys.readouterr().err
+
+
+def test_no_fork_begins_before_an_evaluation(
+    config: RunConfig, paths: RunPaths, tmp_path: Path
+) -> None:
+    """Its parent's schedule would lack it."""
+    checkpoint.save(paths.last, state(config, 3, best=1, owed=["evaluate"]))
+    of_source("then", paths)
+    config = dataclasses.replace(config, fork=str(paths.folder))
+    with pytest.raises(ConfigError, match=rf"^fork=\S+: .*weights={paths.folder}@last"):
+        continued(config, RunPaths(tmp_path / "new"), resumes=False)
+
+
 def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
     config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -11,8 +11,10 @@ from tensorboard.plugins.hparams import metadata
 from torch import nn
 
 import expt
+from expt import signals
 from expt.command.rerun import NOT_REPEATED
 from expt.runs import checkpoint
+from expt.runs.checkpoint_file import candidates
 from expt.runs.named_checkpoint import checkpoint_named
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
@@ -446,8 +448,9 @@ def test_a_run_that_is_killed_after_an_evaluation_goes_on_to_the_same_bits(
         ("eval_every_steps=4", "model.dropout=0.2", "epochs=2"),
         ("epochs=1", "model.dropout=0.2"),
         ("max_steps=7", "eval_every_steps=7"),
+        ("max_steps=7",),
     ],
-    ids=["epochs", "steps", "last epoch", "last step"],
+    ids=["epochs", "steps", "last epoch", "last step", "end"],
 )
 def test_an_evaluation_that_fails_costs_no_training(
     more: tuple[str, ...], train_alone: TrainAlone, configured: Configured, monkeypatch: Patch
@@ -469,4 +472,30 @@ def test_an_evaluation_that_fails_costs_no_training(
     paths = RunPaths(whole.folder.with_name("failed"))
     create_result(paths, may_exist=True)
     assert checkpoint.load(paths.last)["position"]["step"] == whole.curve("loss/val")[0][0]
+    assert_same(_longer(train_alone, configured, paths, *words), whole)
+
+
+def test_a_long_evaluation_that_is_killed_costs_no_training(
+    train_alone: TrainAlone, configured: Configured, monkeypatch: Patch
+) -> None:
+    """Also a later one of an attempt; of each step one checkpoint is kept."""
+    monkeypatch.setattr(worker_run, "LONG_S", -1.0)
+    monkeypatch.setattr(signals, "IMPATIENT_S", -1.0)
+    words = (*SHORT, "eval_every_steps=4", "epochs=2", "checkpoint.keep=2")
+    whole = train_alone(*words, name="whole")
+    kept = candidates(RunPaths(whole.folder).last)
+    assert len({checkpoint.load(file)["position"]["step"] for file in kept}) == len(kept) == 3
+
+    def failing(run: Run) -> None:
+        def fail(module: nn.Module, _: object) -> None:
+            if not module.training and run.history.evaluations == 2:
+                raise KeyboardInterrupt
+
+        run.learner.module.register_forward_pre_hook(fail)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_alone(*words, name="killed", before=failing)
+    paths = RunPaths(whole.folder.with_name("killed"))
+    create_result(paths, may_exist=True)
+    assert checkpoint.load(paths.last)["position"]["step"] == whole.curve("loss/val")[1][0]
     assert_same(_longer(train_alone, configured, paths, *words), whole)
