@@ -200,8 +200,11 @@ def replaces(later: Override, earlier: Override) -> bool:
     """Return whether nothing of the earlier override counts; of two mappings both do."""
     if later.is_delete() or earlier.is_delete():
         return False
-    if re.match(r"\.\d", key_of(earlier).removeprefix(key_of(later))):  # of this list
+    below = key_of(earlier).removeprefix(key_of(later))
+    if re.match(r"\.\d", below):  # of this list
         return not isinstance(later.value(), dict)
+    if below.startswith(".") and later.value() is None:
+        return True
     if key_of(later) != key_of(earlier):
         return False
     return not (_names_keys(later) and _names_keys(earlier))

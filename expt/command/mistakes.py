@@ -184,6 +184,8 @@ def _refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) 
         return
     names = unknown.split(".")
     value, at = _descend(own, names)
+    if at and isinstance(value, dict) and unknown in {*all_keys()} - {*keys_in_yaml()}:
+        return  # of a mapping that was null
     holder = ".".join(names[:at])
     has_keys = isinstance(value, dict | list) or takes_keys(holder)
     if not has_keys and (value is not None or holder in all_keys()):

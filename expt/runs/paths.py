@@ -72,7 +72,9 @@ def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError where a sweep would replace files, and none has been in the folder."""
     names = (SUMMARY_CSV, SUMMARY_TABLE, GRID_RECORD, SWEEP_RECORD)
     found = [*filter(os.path.lexists, (folder / name for name in names))]
-    if found and not is_sweep(folder):
+    # That of another program of Hydra names its own job and launcher.
+    is_own = is_sweep(folder) and b"expt" in (folder / SWEEP_RECORD).read_bytes()
+    if found and not is_own:
         raise foreign(found[0], "hydra.sweep.dir")
 
 

@@ -125,6 +125,11 @@ def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
         (("checkpoint.keep=5",), ("checkpoint={every_epochs: 2}",), ("checkpoint.keep=5",)),
         (("optimizer=adam", "optimizer.lr=0.003"), ("optimizer=adam",), ("optimizer.lr=0.003",)),
         (("model=mlp", "+model.width=3"), ("model.width=4",), ("model=mlp",)),
+        (
+            ("early_stop={metric: a}", "early_stop.patience=3", "b=1"),
+            ("early_stop=null",),
+            ("b=1",),
+        ),
     ],
 )
 def test_a_resume_keeps_the_words_that_no_typed_one_or_other_strategy_replaces(

@@ -68,6 +68,15 @@ def test_mappings_of_one_key_are_combined_and_all_count() -> None:
     assert inherited([FLIP, "seed=3"], [CROP, "seed=4"]) == [FLIP], "of a fork too"
 
 
+@pytest.mark.parametrize("more", ["early_stop.threshold=0.1", "early_stop={threshold: 0.1}"])
+def test_a_mapping_that_was_null_takes_further_keys(more: str) -> None:
+    stop = "early_stop={metric: loss/val, patience: 5}"
+    found = composer().settings([stop, more], sweep=False)["early_stop"]
+    assert found == {"metric": "loss/val", "patience": 5, "threshold": 0.1}
+    with pytest.raises(ConfigError, match=r"^early_stop\.patiens=1: "):
+        composer().settings([stop, "early_stop.patiens=1"], sweep=False)
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [

@@ -28,7 +28,7 @@ def record(folder: Path, **fields: Any) -> RunPaths:
 
 def sweep(folder: Path) -> Path:
     folder.mkdir()
-    (folder / SWEEP_RECORD).touch()
+    (folder / SWEEP_RECORD).write_text("hydra: {job: {name: expt}}\n")
     return folder
 
 
