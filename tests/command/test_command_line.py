@@ -126,7 +126,7 @@ def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
         (("optimizer=adam", "optimizer.lr=0.003"), ("optimizer=adam",), ("optimizer.lr=0.003",)),
         (("model=mlp", "+model.width=3"), ("model.width=4",), ("model=mlp",)),
         (
-            ("early_stop={metric: a}", "early_stop.patience=3", "b=1"),
+            ("'early_stop={metric: a}'", "early_stop.patience=3", "b=1"),
             ("early_stop=null",),
             ("b=1",),
         ),
