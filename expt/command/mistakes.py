@@ -184,7 +184,7 @@ def _refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) 
         return
     names = unknown.split(".")
     value, at = _descend(own, names)
-    if at and isinstance(value, dict) and unknown in {*all_keys()} - {*keys_in_yaml()}:
+    if at and isinstance(value, dict) and unknown in all_keys() and unknown not in keys_in_yaml():
         return  # of a mapping that was null
     holder = ".".join(names[:at])
     has_keys = isinstance(value, dict | list) or takes_keys(holder)

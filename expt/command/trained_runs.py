@@ -44,8 +44,8 @@ def chosen(
 ) -> list[tuple[Path, str]]:
     """Return each run with its checkpoint; of a sweep those that the options choose.
 
-    A single one of a sweep is named on the console.
-    Raises ConfigError where none is left; `trained_run` refuses other folders.
+    A single one of a sweep is named on the console. Raises ConfigError where none is left;
+    `trained_run` refuses other folders.
     """
     pairs = (run_and_which(each, which) for each in given)
     found: dict[tuple[Path, str], tuple[Path, str]] = {}

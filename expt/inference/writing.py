@@ -65,8 +65,8 @@ def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
         with in_words(folder):
             if not may_exist:
                 beside.rename(goal)
-            files = filter(Path.is_file, beside.rglob("*"))
-            places = {file: goal / file.relative_to(beside) for file in files}
+                return
+            places = {x: goal / x.relative_to(beside) for x in beside.rglob("*") if x.is_file()}
             if taken := next(filter(Path.is_dir, places.values()), None):
                 raise ConfigError(f"{taken}: is a folder; remove it, or name another --output")
             for file, place in places.items():

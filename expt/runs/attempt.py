@@ -101,17 +101,17 @@ class Attempt:
         Also for links whose targets are missing, maybe on a disk that is not mounted.
         """
         paths, record = self.paths, read_result(self.paths)
-        if gone := [path for path in paths.found() if not path.exists()]:
-            there = gone[0].readlink()
-            raise ConfigError(f"{gone[0]}: is a link to {there}, which is missing; put it back")
+        found = paths.found()
+        if gone := [path for path in found if not path.exists()]:
+            link_to = f"is a link to {gone[0].readlink()}, which is missing; put it back"
+            raise ConfigError(f"{gone[0]}: {link_to}")
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         resumes = self.request.resumes and candidates(paths.last)
         if "identity" in record or refused or resumes:
             return
         known = {paths.result, paths.logs(0).parent, paths.sent, paths.before}
-        if not self.request.hydra:  # a sweep has written it just now
-            known.add(paths.hydra)
-        if others := [path for path in paths.found() if path not in known]:
+        known |= {*() if self.request.hydra else (paths.hydra,)}  # a sweep has written it just now
+        if others := [path for path in found if path not in known]:
             raise foreign(others[0])
 
     @contextlib.contextmanager

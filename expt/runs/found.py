@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from expt.config.identity import hyperparameters, without_kwargs
 from expt.config.keys import flat
-from expt.config.kinds import metrics_of
+from expt.config.kinds import metrics_of, read_yaml
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
@@ -208,15 +208,15 @@ def started_elsewhere(given: str, problem: str) -> str:
 
     `given` is the run, as RUN@last too, or a sweep; other texts give an empty line.
     """
-    import yaml  # late: most commands need none
-
     folder = Path(given if os.path.exists(given) else given.rpartition("@")[0])
     runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
     run = next((run for run in runs if run.hydra_settings.is_file()), None)
     if given in ("", ".") or run is None:
         return ""
+    import yaml  # late: most commands need none
+
     try:
-        there = Path(yaml.safe_load(run.hydra_settings.read_text())["hydra"]["runtime"]["cwd"])
+        there = Path(read_yaml(run.hydra_settings)["hydra"]["runtime"]["cwd"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
         return ""
     record = result_of_any(run)

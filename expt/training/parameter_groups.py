@@ -177,8 +177,8 @@ def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parame
         is_alone = of_class[type(child)] == 1 and not isinstance(module, OPENED)
         below = child.modules() if is_alone else [child]
         # Of one module it is no series of layers, such as peft's adapters and trained copies.
-        pairs = ((part, isinstance(part, nn.ModuleDict) and len(part) < 2) for part in below)
-        if any(isinstance(part, OPENED) and not is_of_one for part, is_of_one in pairs):
+        several = (x for x in below if not (isinstance(x, nn.ModuleDict) and len(x) < 2))
+        if any(isinstance(part, OPENED) for part in several):
             yield from _parts(child)
         else:
             yield child, list(child.parameters())
