@@ -110,7 +110,7 @@ class Attempt:
         if "identity" in record or refused or resumes:
             return
         known = {paths.result, paths.logs(0).parent, paths.sent, paths.before}
-        known |= {*() if self.request.hydra else (paths.hydra,)}  # a sweep has written it just now
+        known |= set() if self.request.hydra else {paths.hydra}  # a sweep has just written it
         if others := [path for path in found if path not in known]:
             raise foreign(others[0])
 
