@@ -308,6 +308,8 @@ class Pool:
             failure = RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}")
             if error.errno in FULL:
                 failure = not_written(job.paths.result, str(error.strerror), "the record")
+            elif run.lock and (moved := job.paths.moved()):
+                failure = RunFailed(moved)
             self._stop(run, failure)
 
     def _poll(self) -> bool:

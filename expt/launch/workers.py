@@ -270,7 +270,7 @@ class Aftermath:
         who, log = self._names(rank)
         if code is None or code >= 0:
             return RunFailed(
-                f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
+                f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
             )
         hint, is_unequal = self._of_cpp(rank)
         config = read_result(self._paths).get("config", {})
@@ -306,16 +306,13 @@ class Aftermath:
             f"where the others waited{stack}\n{LOG}{self._stderr(first)}"
         )
 
-    def _disk(self, rank: int) -> str:
+    def _disk(self) -> str:
         folder = self._paths.folder
         there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
         free = shutil.disk_usage(there).free
         if free < NO_SPACE_BYTES:
             return f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
-        if self._stderr(rank).exists():
-            return ""
-        moved = f"; {folder} was renamed or removed meanwhile; hydra.run.dir=FOLDER resume=auto"
-        return f"{moved} continues it in another place"
+        return f"; {moved}" if (moved := self._paths.moved()) else ""
 
     def _stderr(self, rank: int) -> Path:
         return self._paths.stderr(self._attempt, rank)

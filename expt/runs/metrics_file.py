@@ -31,7 +31,8 @@ class MetricsWriter:
     """A writer of metrics.jsonl that flushes at every log point."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._path, self._file = paths.metrics, paths.metrics.open("a", encoding="utf-8")
+        self._paths, self._path = paths, paths.metrics
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write a line for each of `values`, tag to value.
@@ -39,8 +40,7 @@ class MetricsWriter:
         Raises RunFailed where the run's folder was renamed or removed.
         """
         if not self._path.exists():  # else checkpoints would go into a second folder
-            folder = self._path.parent
-            raise RunFailed(f"{folder}: was renamed or removed while the run was at work there")
+            raise RunFailed(self._paths.moved() or f"{self._path} was removed meanwhile")
         lines = [
             dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()
         ]

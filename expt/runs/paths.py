@@ -189,6 +189,13 @@ class RunPaths:
         """Return the file of the exception that ended a worker, as torch's `record` writes it."""
         return self.logs(attempt) / str(rank) / "error.json"
 
+    def moved(self) -> str:
+        """Return words on a folder that is gone, with its lock, in mid-run; "" if it is not."""
+        if self.lock.exists():
+            return ""
+        again = "hydra.run.dir=FOLDER resume=auto continues it in another place"
+        return f"{self.folder} was renamed or removed meanwhile; {again}"
+
     def is_new(self) -> bool:
         """Return whether the folder holds no file that is named as a run's, but Hydra's."""
         return {*self.found()} <= {self.hydra}

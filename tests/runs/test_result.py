@@ -402,6 +402,6 @@ def test_a_writer_whose_folder_was_renamed_writes_no_second_one(tmp_path: Path) 
     writer = MetricsWriter(paths)
     writer.write(1, 1, {"loss/train": 0.5})
     paths.folder.rename(tmp_path / "renamed")
-    with pytest.raises(RunFailed, match="run: was renamed or removed while the run was at work"):
+    with pytest.raises(RunFailed, match="run was renamed or removed"):
         writer.write(2, 1, {"loss/train": 0.4})
     writer.close()
