@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,6 +180,16 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
     *others, last = [f"'{each}'" for each in nearest(name, choices, most=most)] or [""]
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def absent(path: Path, thing: str = "file or folder") -> str:
+    """Return words on a path where there is no such `thing`, with the name of one next to it."""
+    if path.is_symlink():
+        return f"is a link to {os.readlink(path)}, where there is no {thing}"
+    if os.path.exists(path):
+        return f"is no {thing}"
+    near = near_path(path)
+    return f"there is no such {thing}{'.' if near else ''}{near}"
 
 
 def near_path(path: Path) -> str:

@@ -144,7 +144,8 @@ def _write_summary(folder: Path, runs: Sequence[FoundRun]) -> bool:
     try:
         write_summary(folder, runs)
     except OSError as error:  # a full disk, maybe: the table is still worth seeing
-        warn(f"{folder}: {error.strerror}; {SUMMARY_CSV} and {SUMMARY_TABLE} are not written")
+        where = f"{error.filename or folder}: {error.strerror}"
+        warn(f"{where}; {SUMMARY_CSV} and {SUMMARY_TABLE} are not written")
         return False
     return True
 

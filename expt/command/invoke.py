@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -208,6 +209,8 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
+    if error.errno == errno.ENAMETOOLONG:
+        return ConfigError(f"{where}: {why}; shorten it")
     if not this.from_python and (reason := terminal.unwritten()):
         return RunFailed(f"{reason}; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):

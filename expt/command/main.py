@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -64,6 +65,8 @@ def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[s
     """Print the error that has ended the command, and return the exit code; raise others again."""
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
+    elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # a word, then
+        error = ConfigError(f"{error.filename}: {error.strerror}; shorten it")
     if isinstance(error, ExptError):
         if isinstance(error, ConfigError):
             error.args = (f"{error}{_place_of(str(error), words)}",)

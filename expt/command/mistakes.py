@@ -202,9 +202,8 @@ def _refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) 
         near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
     if names[0] == "dataset":
         near += [f"dataset.{key}" for key in _of_custom_datasets()]
-    hint = did_you_mean(unknown, near)
-    add = f".{hint} Or type +{text}" if hint else f"; type +{text}"
-    raise ConfigError(f"{text}: nothing sets '{unknown}' yet{add}, or add it to the class's YAML")
+    add = f"type +{text} if the class takes it, or add it to the class's YAML"
+    raise ConfigError(f"{text}: nothing sets '{unknown}' yet; {add}.{did_you_mean(unknown, near)}")
 
 
 def _of_custom_datasets() -> set[str]:

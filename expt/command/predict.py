@@ -115,6 +115,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     add("--amp", choices=amp, default="recorded", help="mixed precision [as the run had it]")
     found: dict[str, Any] = vars(parser.parse_args(words))
     runs, paths = trained_runs.named([found.pop("run"), *found["paths"]])
+    if setting := next((each for each in paths if "=" in each and not os.path.lexists(each)), ""):
+        raise ConfigError(f"{setting}: a prediction takes files, and no settings; leave it out")
     options = {"best": found.pop("best"), "filters": found.pop("filter")}
     console = Console(stderr=True)
     found["runs"] = trained_runs.chosen(runs, found.pop("which"), console, **options)

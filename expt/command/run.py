@@ -151,7 +151,7 @@ def removed_if_refused(paths: RunPaths) -> Iterator[None]:
     is_there = paths.hydra.exists()  # of an earlier command
     try:
         yield
-    except (ConfigError, Interrupted):
+    except (ConfigError, Interrupted, OSError):
         if not is_there and {*paths.found()} <= {paths.hydra, paths.code}:
             _remove_begun(paths)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +31,8 @@ def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_run(word: str) -> bool:
-    folder = Path(word if Path(word).exists() or "@" not in word else word.rpartition("@")[0])
-    return folder.is_dir() and (is_sweep(folder) or RunPaths(folder).result.exists())
+    folder = Path(word if os.path.exists(word) or "@" not in word else word.rpartition("@")[0])
+    return os.path.isdir(folder) and (is_sweep(folder) or RunPaths(folder).result.exists())
 
 
 def chosen(

@@ -90,11 +90,11 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     """
     found = [f"{key}={typed(value)}" for key, (_, value) in of_classes.items()]
     need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
-    for key, meant, value, count in _counting(config):
+    for key, meant, here, value, count in _counting(config):
         assert meant.counts is not None
         if length.reaches(meant.counts, count, later=meant.later) or value == defaults().get(key):
             continue
-        found.append(f"{key}={typed(value)}")
+        found.append(f"{here}={typed(value)}")
         units[meant.counts] = None
         need = max(need, length.least(meant.counts, count, later=meant.later))
     if not found:
@@ -128,11 +128,11 @@ def effective(
     """
     length, found = Length.of(config, steps_per_epoch, offset), dict[str, float]()
     length = length if until is None else length._replace(steps=until)
-    for key, meant, value, count in _counting(config):
+    for key, meant, here, value, count in _counting(config):
         assert meant.counts is not None
         if key in resumable():
             count -= meant.counts.endswith("evaluations")
-            found[key] = value if length.reaches(meant.counts, count, later=False) else math.inf
+            found[here] = value if length.reaches(meant.counts, count, later=False) else math.inf
     return found
 
 
@@ -152,26 +152,27 @@ def _fix(config: RunConfig, need: float, length: Length) -> str:
     return f"; use less, or epochs={epochs}{' max_steps=null' if is_limited else ''}"
 
 
-def _counting(config: RunConfig) -> Iterator[tuple[str, Key, Any, float]]:
-    """Yield each setting that counts: its key with its meaning, its value, when it acts."""
+def _counting(config: RunConfig) -> Iterator[tuple[str, Key, str, Any, float]]:
+    """Yield each setting that counts: key and meaning, key in a list, value, when it acts."""
     for key, meant in keys.all_keys().items():
         if meant.counts is not None:
             *path, name = key.split(".")
-            for holder in _holders(config, path):
+            for at, holder in _holders(config, path):
                 value = getattr(holder, name, None)
                 if value is not None:
-                    yield key, meant, value, meant.at(holder) if meant.at else value
+                    here = ".".join([*at, name])
+                    yield key, meant, here, value, meant.at(holder) if meant.at else value
 
 
-def _holders(holder: Any, path: list[str]) -> Iterator[Any]:
-    """Yield each dataclass at a path, of a list each element."""
+def _holders(holder: Any, path: list[str], at: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yield the path of each dataclass, and it, at a path in one; of a list each element."""
     if isinstance(holder, tuple):
-        for each in holder:
-            yield from _holders(each, path)
+        for place, each in enumerate(holder):
+            yield from _holders(each, path, (*at, str(place)))
     elif not path:
-        yield holder
+        yield at, holder
     elif hasattr(holder, path[0]):
-        yield from _holders(getattr(holder, path[0]), path[1:])
+        yield from _holders(getattr(holder, path[0]), path[1:], (*at, path[0]))
 
 
 @functools.cache

@@ -359,9 +359,15 @@ def other_source(record: Mapping[str, Any]) -> str:
     """Return the line for a run whose custom classes have other source now, or an empty text."""
     if not has_other_source(record):
         return ""
-    own = [name for name in targets(record.get("config") or {}) if own_modules([name])]
     changes = "source code has changed since the run; the numbers may differ"
-    return f"{', '.join(dict.fromkeys(own))}: {changes}"
+    return f"{changed_source(record)}: {changes}"
+
+
+def changed_source(record: Mapping[str, Any]) -> str:
+    """Return the names of the files that have changed, or else of the run's custom classes."""
+    files = [os.path.relpath(record["imported"][name]["file"]) for name in changed(record)]
+    classes = [name for name in targets(record.get("config") or {}) if own_modules([name])]
+    return ", ".join(dict.fromkeys(files or classes))
 
 
 def is_imported(record: Mapping[str, Any]) -> bool:

@@ -171,12 +171,14 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         yield "scheduler.name", why, "use constant, cosine, linear, step or one_cycle"
     own = [group.scheduler for group in config.optimizer.groups if group.scheduler]
     falls: Any = groups.Cosine | groups.Linear
-    has_open_end = any(isinstance(one, falls) and one.epochs is None for one in own)
-    fits = falls if has_open_end else falls | groups.Constant | groups.Step
-    if own and not isinstance(config.scheduler, fits):
-        why = "the schedules in optimizer.groups can't go with it"
-        fix = "use cosine or linear, or constant or step with epochs for schedules there"
-        yield "scheduler.name", why, fix
+    if own and not isinstance(config.scheduler, falls | groups.Constant | groups.Step):
+        why = "groups of optimizer.groups have schedules of their own"
+        yield "scheduler.name", why, "use cosine, linear, constant or step"
+    elif not isinstance(config.scheduler, falls):
+        for one in (one for one in own if isinstance(one, falls) and one.epochs is None):
+            why = f"sets no end for a group's scheduler.name={one.name} in optimizer.groups"
+            yield "scheduler.name", why, "give that one epochs, or use cosine or linear"
+            break
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

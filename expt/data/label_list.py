@@ -16,7 +16,7 @@ from expt.data.picture_names import Pictures
 from expt.data.pictures import picture_suffixes
 from expt.data.rows import Rows, Wanted, read_rows, rows_of, targets_as_trained
 from expt.data.table_files import SUFFIXES, Table, open_table
-from expt.errors import ConfigError, DataError, ExptError, did_you_mean, listed, near_path
+from expt.errors import ConfigError, DataError, ExptError, absent, did_you_mean, listed
 from expt.features import Anything, Classes, Features, Labels
 from expt.late import pa
 
@@ -65,8 +65,8 @@ def path_of(labels: str, root: str) -> Path:
         raise ConfigError(f"dataset.labels={labels}: is no table of labels ({kinds}); give one")
     if not path.is_file():
         above = Path(root).parent / labels
-        near = f" Did you mean '{above}'?" if above.is_file() else near_path(Path(labels))
-        raise ConfigError(f"dataset.labels={labels}: there is no such file.{near}")
+        near = f" Did you mean '{above}'?" if above.is_file() else ""
+        raise ConfigError(f"dataset.labels={labels}: {absent(Path(labels), 'file')}{near}")
     return path
 
 
@@ -85,7 +85,7 @@ def _match(
     path: Path, state: Any, root: str, every: Sequence[str], splits: Sequence[str] | None
 ) -> Listed:
     if not every:
-        none = f"there is no such folder.{near_path(Path(root))}"
+        none = absent(Path(root), "folder")
         raise DataError(
             f"dataset.root={root}: {'holds no pictures' if os.path.isdir(root) else none}"
         )

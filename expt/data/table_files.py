@@ -17,7 +17,7 @@ from expt.data import other_lines
 from expt.data.checksums import of_content, of_files
 from expt.data.folders import files_below
 from expt.data.plain_text import not_utf8, opened
-from expt.errors import ConfigError, DataError, ExptError, first_line, listed, near_path
+from expt.errors import ConfigError, DataError, ExptError, absent, first_line, listed
 from expt.late import csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
@@ -132,9 +132,7 @@ def files_of(path: Path) -> list[Path]:
     found = [Path(each) for each in files_below(path, (*_KINDS,)) if Path(each).name[0] != "_"]
     if len(kinds := sorted({each.suffix.lower() for each in found})) != 1:
         if not path.is_dir():
-            raise DataError(
-                f"dataset.path={path}: there is no such file or folder.{near_path(path)}"
-            )
+            raise DataError(f"dataset.path={path}: {absent(path)}")
         there = " and ".join(kinds) or f"no {', '.join(_KINDS)}"
         raise DataError(f"dataset.path={path}: holds {there}; keep one kind there")
 

@@ -96,7 +96,10 @@ class Feature:
         """Return standardised values, T for each sample, in their own units, as float64."""
         mean, deviation = self._scales_on(values.device)
         rows = values.reshape(-1, len(mean)).double()
-        return torch.addcmul(mean, rows, deviation).reshape(values.shape)
+        found = torch.addcmul(mean, rows, deviation)
+        # A zero stays one: nearer to it than float32 rounds are other numbers that it became.
+        found = torch.where(found.abs() > torch.finfo(torch.float32).eps * mean.abs(), found, 0.0)
+        return found.reshape(values.shape)
 
     def from_units(self, values: Tensor) -> Tensor:
         """Return values in their own units as a model gives them, as float64."""

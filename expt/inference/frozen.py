@@ -58,16 +58,20 @@ class Frozen:
         """Return the same, which nothing changes."""
         return self
 
-    def find(self) -> tuple[Record, Path]:
-        """Return the record of the run, if it is of one, and the file. Raises ConfigError."""
-        file, run = weights_named(self.weights)
+    def find(self, key: str = "weights") -> tuple[Record, Path]:
+        """Return the record of the run, if it is of one, and the file.
+
+        Raises ConfigError, which names the `key` that sets the weights.
+        """
+        file, run = weights_named(self.weights, key)
         if self.model is not None:
             return Record(), file
         if run is None:
-            raise ConfigError(f"weights={self.weights}: is of no run; give its `model`, a _target_")
+            model = f"{key.removesuffix('weights')}model"
+            raise ConfigError(f"{key}={self.weights}: is of no run; give {model}, a _target_")
         record, file = located(run, file.stem, warns=False)
         if line := own_code.other_source(record):
-            warn(f"weights={self.weights}: {line}")
+            warn(f"{key}={self.weights}: {line}")
         return record, file
 
     def content(self, file: Path, _: object = None) -> Any:

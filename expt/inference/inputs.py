@@ -28,7 +28,7 @@ from expt.data.columns import (
 )
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
-from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, near_path, warn
+from expt.errors import ConfigError, DataError, absent, did_you_mean, first_line, listed, warn
 from expt.features import NO_TARGET, Columns, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
@@ -150,7 +150,7 @@ class Inputs:
             folders.report_left_out(folder, folders.left_out(every, found), self.noun)
             return found
         if not path.exists():
-            raise ConfigError(f"{path}: there is no such file or folder.{near_path(path)}")
+            raise ConfigError(f"{path}: {absent(path)}")
         if self.suffixes and path.suffix.lower() not in suffixes:
             raise ConfigError(f"{path}: the run was trained on {self.noun}s; give {wanted}")
         return [str(path)]

@@ -200,7 +200,8 @@ def _built(config: RunConfig, features: Features, record: Record) -> nn.Module:
         try:
             files = published(model)
         except ConfigError as error:
-            raise ConfigError(f"{error}; the run began from {base.get('folder')}") from error
+            there = f"the run began from {base.get('folder')}, and has saved adapters only"
+            raise ConfigError(f"{error}; {there}: put it back there, or a link to it") from error
         if files != record.get("content", {}).get("base"):
             raise ConfigError(
                 f"model.path={model.path}: its files are not those that the run began from, and the"

@@ -15,7 +15,7 @@ from expt.data.columns import are_numbers, texts_of
 from expt.data.label_list import separator_of
 from expt.data.picture_names import Pictures
 from expt.data.table_files import open_table
-from expt.errors import ConfigError, listed, near_path, warn
+from expt.errors import ConfigError, absent, listed, warn
 from expt.features import Answers, Classes, Feature, Labels
 from expt.inference.inputs import ARRAYS
 from expt.inference.plan import Plan
@@ -37,7 +37,7 @@ class Template:
         """
         files = [*dict.fromkeys(map(os.path.abspath, plan.inputs.files))]
         if path.suffix.lower() != ".csv" or not path.is_file():
-            raise ConfigError(f"--template {path}: name a .csv that is there.{near_path(path)}")
+            raise ConfigError(f"--template {path}: {absent(path, '.csv')}")
         if plan.form.each == "pixel" or not files or files[0].endswith(ARRAYS):
             raise ConfigError("--template: is for pictures and tables in files, and no masks")
         self.path, self.table = path, open_table(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from expt.config import secrets
 from expt.config.groups import HuggingFaceModel
-from expt.errors import ConfigError, require
+from expt.errors import ConfigError, absent, near_path, require
 from expt.machine import impatient
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -40,7 +40,7 @@ def folder_of(config: HuggingFaceModel) -> Path:
         if config.pretrained and not _weights_in(folder):
             folder = fetched(*named, *_OTHERS, _WEIGHTS[1])
     if not (folder / CONFIG).is_file():
-        problem = f"has no {CONFIG}" if folder.is_dir() else "is no folder"
+        problem = f"has no {CONFIG}" if folder.is_dir() else absent(folder, "folder")
         raise ConfigError(
             f"model.path={config.path}: {problem}; give a folder that save_pretrained has written,"
             " or a name on the Hugging Face hub"
@@ -77,6 +77,7 @@ def fetched(at: str, name: str, revision: str | None, *patterns: str) -> Path:
         raise ConfigError(
             f"{at}: is no folder, and can't be fetched from the Hugging Face hub"
             f" ({secrets.said(error)}); give a folder that save_pretrained has written"
+            f"{'.' if (near := near_path(Path(name))) else ''}{near}"
         ) from error
     return Path(found)
 

@@ -209,8 +209,9 @@ class Rollback:
                 link(path, temporary / path.name)
         if paths.checkpoints.exists():
             (temporary / paths.checkpoints.name).touch()
-        if paths.hydra.exists():
-            shutil.copytree(paths.hydra, temporary / paths.hydra.name)
+        for path in paths.hydra.glob("*.yaml"):  # written in place, so that links are not enough
+            (temporary / paths.hydra.name).mkdir(exist_ok=True)
+            shutil.copyfile(path, temporary / paths.hydra.name / path.name)
         temporary.rename(kept)
 
     def commit(self) -> None:

@@ -289,7 +289,7 @@ class Writer:
         found = dict[str, Any]()
         map_leaves(found.__setitem__, state)
         shards = {key: value for key, value in found.items() if hasattr(value, "to_local")}
-        with checkpoint_file.full_disk_in_words(folder):
+        with checkpoint_file.disk_in_words(folder):
             write_parts(folder, shards, self._group)
         return {PARTS: checkpoint_file.parts_in(folder)} if self._is_first else {}
 

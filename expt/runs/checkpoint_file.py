@@ -123,9 +123,9 @@ def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None
 def _replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a new file that replaces the one at `path` if the block ends well."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        with full_disk_in_words(path):
+    with disk_in_words(path):
+        temporary.unlink(missing_ok=True)
+        try:
             yield temporary
             temporary.replace(path)
             folder = os.open(path.parent, os.O_RDONLY)
@@ -133,8 +133,8 @@ def _replacing(path: Path) -> Iterator[Path]:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def keep_as(file: Path, name: Path) -> None:
@@ -143,7 +143,7 @@ def keep_as(file: Path, name: Path) -> None:
     In another folder it has its parts, too.
     """
     if file.parent != name.parent:
-        with full_disk_in_words(name):
+        with disk_in_words(name):
             bring_parts(file, name.parent)
     with _replacing(name) as temporary:
         link(file, temporary)
@@ -174,14 +174,13 @@ def link(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def full_disk_in_words(path: Path) -> Iterator[None]:
-    """Raise RunFailed where there is no space for `path`."""
+def disk_in_words(path: Path) -> Iterator[None]:
+    """Raise RunFailed where `path` can't be written, for lack of space or of leave."""
     try:
         yield
-    except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL:
-            raise
-        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
+    except FileNotFoundError:  # the folder is gone, which others say
+        raise
+    except (RuntimeError, OSError) as error:  # torch's word for a full disk is "unexpected pos"
         raise not_written(path, first_line(error)) from error
 
 
@@ -191,8 +190,8 @@ def not_written(path: Path, reason: str, what: str = "the checkpoint") -> RunFai
         fix = "files may not be so large here; raise the limit, by ulimit -f or of the file system"
     else:
         free_mb = shutil.disk_usage(path.parent).free / 1e6
-        fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or name a folder on another"
-        fix += " disk by hydra.run.dir"
+        fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or its folder writable, or"
+        fix += " name one on another disk by hydra.run.dir"
     return RunFailed(f"{path}: {what} could not be written; {fix} ({reason[:200]})")
 
 

@@ -194,12 +194,13 @@ def results(folder: Path) -> Iterator[FoundRun]:
 
 def results_below(folder: Path) -> Iterator[FoundRun]:
     """Yield the runs anywhere below `folder`, itself included."""
+    own = set[Path]()
     if (run := FoundRun.at(folder)).record:
         yield run
-        return  # a folder inside a run is no other
+        own = {*run.paths.found(), *folder.glob(".*")}
     with contextlib.suppress(PermissionError):
         for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.is_symlink():
+            if path.is_dir() and not path.is_symlink() and path not in own:
                 yield from results_below(path)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys, own_code
-from expt.config.constraints import typed
+from expt.config.constraints import plain, typed
 from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, shown, without_places
 from expt.config.length import effective
@@ -34,7 +34,7 @@ _OF_END = ("epochs", "max_steps", *_OF_PLAN)
 _OTHER = {
     "data": "dataset: its files are not those that {run} was trained on",
     "base": "model.path={model.path}: its files are not those that {run} began from",
-    "frozen": "task, model: weights of a frozen network are not those that {run} was trained with",
+    "frozen": "{frozen}: the frozen networks are not those that {run} was trained with",
 }
 
 
@@ -131,7 +131,9 @@ def check(source: Source, request: RunRequest) -> None:
         instead = {"data": new, "base": new, "frozen": by_weights}
     for part, fix in instead.items():
         if made.get(part) != content.get(part):
-            text = _OTHER[part].format(run=found.run, model=config.model)
+            frozen = [f"{key}={name}" for key, name in own_code.frozen_in(plain(config))]
+            names = {"model": config.model, "frozen": ", ".join(frozen)}
+            text = _OTHER[part].format(run=found.run, **names)
             raise ConfigError(f"{text}; give these, or {fix}")
 
     def today(then: Collection[str]) -> str | None:  # callbacks may be others now
@@ -139,7 +141,7 @@ def check(source: Source, request: RunRequest) -> None:
         return content.get("code") if same else own_code.fingerprint([*then])
 
     if own_code.has_other_source(record, today):
-        _judge_other_code(source, request)
+        _judge_other_code(source, request, own_code.changed_source(record))
 
 
 def _problems_of_settings(source: Source, config: RunConfig) -> Iterator[str]:
@@ -218,10 +220,10 @@ def _refuse_other_plan(source: Source, config: RunConfig) -> None:
     )
 
 
-def _judge_other_code(source: Source, request: RunRequest) -> None:
+def _judge_other_code(source: Source, request: RunRequest, names: str) -> None:
     """Warn of custom code that has changed; raise ConfigError if one record can't be of both."""
     found = source.checkpoint
-    other = f"{found.run}: the source of its custom classes has changed"
+    other = f"{found.run}: the source of its custom classes has changed ({names})"
     total = request.config.total_steps(found.state["steps_per_epoch"])
     is_trained = total <= found.step == found.state["evaluated_at"]
     if source.rule == "fork" or not (source.is_own(request.paths) or is_trained):

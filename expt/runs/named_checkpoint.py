@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from expt.errors import CheckpointError, ConfigError, near_path, warn
+from expt.errors import CheckpointError, ConfigError, absent, warn
 from expt.runs import checkpoint_file, provenance
 from expt.runs.found import by_objective, results, results_below
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import RUNNING, Begun, Record, read_result, result_of_any
+from expt.runs.result import DAMAGED, RUNNING, Begun, Record, read_result, result_of_any
 
 Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")
@@ -123,8 +123,7 @@ def run_named(word: str, given: str) -> tuple[Path, str]:
             such += f" {ranked[0].objective}"
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
-        missing = f"{word}={given}: there is no such file or folder; give that of a run"
-        raise ConfigError(f"{missing}.{near_path(path)}")
+        raise ConfigError(f"{word}={given}: {absent(path)}; give that of a run")
     return path, which
 
 
@@ -211,6 +210,9 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     """
     paths = RunPaths(Path(run))
     record = read_result(paths)
+    if record.get("status") == DAMAGED:
+        fix = "put back a copy, or let the run write it: hydra.run.dir=FOLDER resume=auto"
+        raise ConfigError(f"{paths.result}: is damaged; {fix}")
     if "data" not in record:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
@@ -225,7 +227,7 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
 def no_run(folder: Path) -> str:
     """Return the message for a folder without a run that has begun to train."""
     if not folder.exists():
-        return f"there is no such folder; give that of a run.{near_path(folder)}"
+        return absent(folder, "folder of a run")
     below = [run.folder for run in results_below(folder)] if folder.is_dir() else []
     if below and below != [folder]:
         listed = shlex.join([*provenance.program().split(), "report", str(folder)])

@@ -46,10 +46,11 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
         for name in named
     }
     left = [name for name, number in chosen.items() if number < 0]
+    near = [*left, *(part for name in left for part in name.split("."))]
     if problems := [
         f"optimizer.groups.{number}.match={group.match}: matches no parameter of the model that no"
         f" group before it has; there are {listed(chosen, SHOWN_NAMES)}."
-        f"{did_you_mean(group.match, left)}"
+        f"{did_you_mean(group.match, near)}"
         for number, group in enumerate(config.groups)
         if number not in chosen.values()
     ]:

@@ -43,8 +43,8 @@ def load_frozen(worker: Worker, config: RunConfig) -> None:
 
     Raises ConfigError for one that is no argument in `config`, and so not in the run's identity.
     """
-    named = {name for _, name in own_code.frozen_in(plain(config))}
-    for other in (one.weights for one in frozen.unread() if str(one.weights) not in named):
+    keys = {name: key for key, name in own_code.frozen_in(plain(config))}
+    for other in (one.weights for one in frozen.unread() if str(one.weights) not in keys):
         raise ConfigError(
             f"weights={other}: code makes this expt.Frozen, so that its weights are no part of"
             " the run's identity; give the class an argument, such as teacher={_target_:"
@@ -54,7 +54,10 @@ def load_frozen(worker: Worker, config: RunConfig) -> None:
         mine = dict[Any, list[frozen.Frozen]]()
         for one in frozen.unread():  # a worker may have more, of a model that it has built again
             mine.setdefault((str(one.weights), one.model is None), []).append(one)
-        read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
+        read = {}
+        if worker.rank == 0:  # one within another is named by its weights alone
+            for key, (one, *_) in mine.items():
+                read[key] = one.find(keys.get(str(one.weights), "weights"))
         if not (found := collectives.from_rank_0(read, worker.device)):
             return
         for key, (record, file) in found.items():

@@ -247,7 +247,7 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
         this.compose(["model=net", "model.breadth=3"])
     with pytest.raises(
-        ConfigError, match=r"Did you mean 'model.height'\? Or type \+model.heigth=3"
+        ConfigError, match=r"type \+model.heigth=3 if .* Did you mean 'model.height'\?$"
     ):
         this.compose(["model=net", "model.heigth=3"])
     with pytest.raises(ConfigError, match=r"Did you mean 'dataset.val_fraction'\?"):

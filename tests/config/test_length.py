@@ -38,6 +38,8 @@ BEYOND = {
     "scheduler=plateau": "2 evaluations",
     "scheduler=plateau scheduler.cooldown=2": "2 evaluations",
     "optimizer.groups=[{match: a, epochs: 3}]": "2 epochs",
+    "optimizer.groups=[{match: a}, {match: b, scheduler: {name: step, warmup_epochs: 0,"
+    " every_epochs: 3, gamma: 0.1}}]": "2 epochs",
     "log_every=100": "40 steps",
     "print_every=120 log_every=40": "40 steps",
     # changes only what comes after

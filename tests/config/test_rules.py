@@ -201,3 +201,4 @@ def test_a_group_s_own_schedule_needs_one_of_its_kind(line: str) -> None:
     for own, scheduler in ((whole, "step"), (ended, "one_cycle"), (ended, "plateau")):
         (problem,) = problems(machine(), own, f"scheduler={scheduler}")
         assert problem.startswith(f"scheduler.name={scheduler}: ")
+        assert ("sets no end" in problem) == (own == whole)

@@ -97,6 +97,16 @@ def test_what_does_not_fit_is_refused_by_the_datasets_name(here: Feature, there:
         here.fit(there, "dataset=photos")
 
 
+@pytest.mark.parametrize("transform", ["", "log1p"])
+def test_a_zero_comes_back_from_standardised_numbers(transform: str) -> None:
+    scales = {"cost": (4.870129, 1.8787), "price": (-1234.5678, 0.37)}
+    feature = Numbers(names=("cost", "price"), shape=(2,), scales=scales, transform=transform)
+    values = torch.tensor([[0.0, 0.0], [0.001, 7.0], [3.0, 0.0]])
+    found = feature.in_units(feature.from_units(values).float())
+    assert torch.equal(found == 0, values == 0)
+    torch.testing.assert_close(found.float(), values, rtol=1e-3, atol=1e-3)
+
+
 def test_classes_are_found_by_their_names() -> None:
     places, note = Classes(names=("dog",)).fit(EVERY[6], "here")
     assert (places, "cat" in note) == ([1], True)

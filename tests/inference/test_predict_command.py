@@ -59,6 +59,10 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     (tmp_path / "header.npy").write_bytes(text)
     np.save(tmp_path / "one.npy", np.zeros((1, 3, 12, 16), np.uint8))
     a_file = photos.data / "test" / "cat" / "0.png"
+    link, damaged_run = tmp_path / "link.png", tmp_path / "damaged"
+    link.symlink_to("gone")
+    damaged_run.mkdir()
+    (damaged_run / "result.json").write_text('{"status": ')
     cases: Sequence[tuple[Sequence[object], str]] = [
         ([photos.folder, "gone.png"], r"^gone\.png: there is no such file"),
         ([photos.folder, tmp_path / "empty"], r"empty: no image lies in it.*\.jpg"),
@@ -93,6 +97,10 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ([tmp_path / "nowhere", a_file], "nowhere: there is no such folder"),
         ([tmp_path / "empty", a_file], "empty: is not a folder of a run"),
         ([photos.folder.parent, a_file], r"holds \d+ runs; name one"),
+        ([damaged_run, a_file], r"result\.json: is damaged"),
+        ([photos.folder, "model.path=moved"], "model.path=moved: .* no settings"),
+        ([photos.folder, link], "link.png: is a link to gone"),
+        ([photos.folder, "/dev/null"], "/dev/null: "),
     ]
     for words, expected in cases:
         found = told(*words)

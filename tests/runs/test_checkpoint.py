@@ -105,6 +105,9 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
         checkpoint_file.write(path, full)
     assert checkpoint.load(path) == {"step": 1}
     assert os.listdir(tmp_path) == ["last"]
+    (tmp_path / ".last.tmp").mkdir()  # what can't be removed, as on a disk that is read-only
+    with pytest.raises(RunFailed, match="last: the checkpoint could not be written; "):
+        checkpoint.save(path, {"step": 2})
 
 
 def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:

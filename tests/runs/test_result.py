@@ -225,11 +225,13 @@ def test_what_is_no_runs_record_is_passed_over_and_a_damaged_one_named(tmp_path:
     leave_text(tmp_path / "c", '{"status": "green"}')
     leave_text(tmp_path / "d", "[1]")
     leave_text(tmp_path / "e" / "f", '{"status": "failed"}')
-    leave_text(tmp_path / "a" / "inside", '{"status": "failed"}')
+    for within in ("inside", "evaluations/test", ".before.tmp"):
+        leave_text(tmp_path / "a" / within, '{"status": "failed"}')
     found = [(run.folder.name, run.status) for run in results(tmp_path)]
     assert found == [("a", "completed"), ("b", "damaged")]
     below = [(str(run.folder.relative_to(tmp_path)), run.status) for run in results_below(tmp_path)]
-    assert below == [("a", "completed"), ("b", "damaged"), ("e/f", "failed")]
+    inside = ("a/inside", "failed")  # a run that somebody has put there, as `hydra.run.dir=.` does
+    assert below == [("a", "completed"), inside, ("b", "damaged"), ("e/f", "failed")]
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,15 @@ def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
             r".* Did you mean 'stem\.weight'\?",
         ),
         (
+            (HEAD, ParameterGroup(match="setm")),
+            r"optimizer\.groups\.1\.match=setm: .* Did you mean 'stem'\?",
+        ),
+        (
             (BIAS, ParameterGroup(match="head.bias")),
             r"optimizer\.groups\.1\.match=head\.bias: matches no parameter of",
         ),
     ],
-    ids=["nothing", "nothing more"],
+    ids=["nothing", "nothing at all", "nothing more"],
 )
 def test_empty_group_is_refused(groups: tuple[ParameterGroup, ...], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^{told}"):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from rich.table import Table
 
 from expt.config.kinds import metrics_of
-from expt.errors import ConfigError, decimals, did_you_mean, near_path
+from expt.errors import ConfigError, absent, decimals, did_you_mean
 from expt.runs.found import FoundRun, results_below, without_copies
 from expt.runs.overrides import unquoted
 from expt.runs.view.text import (
@@ -41,8 +41,7 @@ def runs_below(folder: Path) -> list[FoundRun]:
     if not folder.is_dir():
         if folder.is_file():
             raise ConfigError(f"{folder}: is a file; name its folder, {folder.parent}")
-        missing = f"{folder}: there is no such folder; name one, e.g. expt report ."
-        raise ConfigError(f"{missing}{near_path(folder)}")
+        raise ConfigError(f"{folder}: {absent(folder, 'folder')}")
     return without_copies(results_below(folder))[0]  # copies such as those in MLflow's folder
 
 
