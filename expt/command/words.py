@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
 
 WORDS = {
     "report": "list and compare runs; the leaderboard of a sweep",
@@ -72,7 +73,11 @@ class Parser(argparse.ArgumentParser):
 
 def refuse_taken(option: str, file: Path, *, force: bool, may_be_folder: bool = False) -> None:
     """Raise ConfigError where an output can't be written, before anything is computed."""
-    parent = Path(os.path.realpath(file)).parent  # a link stays one
+    real = Path(os.path.realpath(file))  # a link stays one
+    for run in map(RunPaths, real.parents):
+        if run.result.is_file() and any(map(real.is_relative_to, run.found())):
+            raise ConfigError(f"{option} {file}: is a file of the run {run.folder}; name another")
+    parent = real.parent
     if not parent.is_dir() or not os.access(file if file.is_dir() else parent, os.W_OK):
         raise ConfigError(f"{option} {file}: {parent} is not a folder that can be written to")
     if file.exists() and not (file.is_file() or (may_be_folder and file.is_dir())):

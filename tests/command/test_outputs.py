@@ -130,3 +130,15 @@ def test_words_may_come_in_any_order_around_a_new_file(
             assert parser.parse_args(words).folders == ["a", "b"]
     with pytest.raises(ConfigError, match="nowhere is not a folder"):
         subcommands.refuse_taken("--output", Path("nowhere/x"), force=True)
+
+
+@pytest.mark.parametrize("name", ["run/metrics.jsonl", "run/checkpoints/best.safetensors", "link"])
+def test_files_of_a_run_itself_are_no_output(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run/checkpoints").mkdir(parents=True)
+    for each in ("result.json", "metrics.jsonl", "checkpoints/best.safetensors", "model.onnx"):
+        Path("run", each).touch()
+    Path("link").symlink_to("run/result.json")
+    with pytest.raises(ConfigError, match=f"--output {name}: is a file of the run "):
+        subcommands.refuse_taken("--output", Path(name), force=True)
+    subcommands.refuse_taken("--output", Path("run/model.onnx"), force=True)
