@@ -69,15 +69,14 @@ class Checkpoints:
         about: Callable[[], Mapping[str, Any]],
         *,
         bests: Sequence[int] = (),
-        target: Path | None = None,
+        waits: bool = False,
     ) -> None:
         """Begin to write `state` and rank 0's `about`, as the last checkpoint; a collective.
 
-        If it is one of the best, `bests` are the steps of all that are kept, the best first.
-        `target` is another file to write to.
+        If it is one of the best, `bests` are the steps of all that are kept, the best first. A call
+        that `waits` until all is written needs no copy.
         """
-        is_first, parts = self._worker.rank == 0, None
-        owned = target is not None
+        is_first, parts, owned = self._worker.rank == 0, None, waits
         if self._writes_parts(state):
             folder, checkpoints = None, self._paths.checkpoints
             if is_first:
@@ -85,14 +84,15 @@ class Checkpoints:
                 folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
             parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
             room = ROOM * available_memory() / self._worker.local_world_size
-            owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
+            waits |= sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
+            owned = waits
         elif self._shards > 1:
             state, owned = gather_state(state, keep=is_first), True
         if is_first:
             state = {**state, **checkpoint.copied(about())}
         if is_first or parts:
-            self._writer.save(state, bests=bests, target=target, parts=parts, owned=owned)
-        if owned and (parts or target):
+            self._writer.save(state, bests=bests, parts=parts, owned=owned)
+        if waits:
             self._writer.wait()  # before training changes it
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
 from expt.errors import sized_by, warn
 from expt.models.hugging_face import HuggingFace
-from expt.runs import tags
+from expt.runs import checkpoint_file, tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
@@ -295,8 +295,7 @@ class Run:
         wishes = {"save"} if may_fail and self.times.unsaved_s > LONG_S else set[str]()
         if "save" in self.agreement.meet(wishes):
             self._owed = sorted(due)
-            self._save(weights)
-            self.checkpoints.wait()
+            self._save(weights, waits=True)
 
     def _end_run(self) -> None:
         """End the epoch and evaluate, where neither would be due if the run were longer.
@@ -307,8 +306,9 @@ class Run:
             return
         earlier, is_within_epoch = self.history.bests, self.history.is_within_epoch
         with self._in_use() as weights:
-            self._save_before(set(), weights)
-            self._save(weights, target=self.paths.before_end)
+            self._save(weights, waits=True)
+        if self.worker.rank == 0:
+            checkpoint_file.keep_as(self.paths.last, self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
             self.judge.is_at_best = False  # an optimizer with other weights rounds them again
@@ -386,9 +386,9 @@ class Run:
         return is_kept
 
     def _save(
-        self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
+        self, weights: list[Tensor], bests: Sequence[Best] = (), *, waits: bool = False
     ) -> None:
-        """Begin to write a checkpoint; a collective.
+        """Begin to write a checkpoint, or wait until it is written; a collective.
 
         The optimizer trains at `weights`, if at others than the model's; `bests` are to be kept
         where this is one of them.
@@ -397,7 +397,7 @@ class Run:
         if weights and self.learner.strategy.shards == 1:  # one worker has all
             state[TRAINED] = weights
         steps = [best["step"] for best in bests]
-        self.checkpoints.save(state, self._about, bests=steps, target=target)
+        self.checkpoints.save(state, self._about, bests=steps, waits=waits)
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""
