@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from expt.errors import ConfigError, described, first_line
 from expt.features import Anything, Feature, at_least_single
+from expt.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,8 +115,6 @@ class Task(ABC):
         The mean of each tensor, unless overridden: by the tasks whose outputs are logits it is that
         of the probabilities. Tensors of integers or of true and false must be equal in all.
         """
-        import torch
-
         from expt.data.loading import leaves, mapped
 
         def mean(first: Tensor) -> Tensor:
@@ -165,8 +164,6 @@ class Task(ABC):
 
 def mean_of_logits(several: Sequence[Tensor], dim: int) -> Tensor:
     """Return the logarithm of the mean of the probabilities of classes along `dim`."""
-    import torch
-
     logarithms = torch.stack([at_least_single(logits).log_softmax(dim) for logits in several])
     return logarithms.logsumexp(0) - math.log(len(several))
 

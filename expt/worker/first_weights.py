@@ -16,7 +16,6 @@ from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
-from expt.data.fingerprint import published
 from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import frozen, load
@@ -71,8 +70,13 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
     return collectives.from_rank_0(record and record.get("base"), worker.device)
 
 
-def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
-    """Load the run's `weights`, if it has any; return the entry of result.json."""
+def begin_with(
+    config: RunConfig, module: nn.Module, worker: Worker, data: State, base: str | None = None
+) -> State:
+    """Load the run's `weights`, if it has any; return the entry of result.json.
+
+    `base` is the digest of the published model's files.
+    """
     if isinstance(module, HuggingFace) and worker.rank == 0:
         lacks = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
         notes = [lacks] if module.drawn and config.weights is None else []
@@ -84,7 +88,7 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
-        _warn_of_runs(config, content, data)
+        _warn_of_runs(config, content, data, base)
     return about
 
 
@@ -159,10 +163,10 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn_of_scale(config, "model.pretrained=true", *scale)
 
 
-def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
+def _warn_of_runs(config: RunConfig, content: State, data: State, base: str | None) -> None:
     """Warn where the run that wrote the weights was trained on other data, or on other weights."""
     if getattr(config.model, "needs_base", False):
-        run, base = weights_named(str(config.weights)).run, published(config.model)
+        run = weights_named(str(config.weights)).run
         known = result_of_any(RunPaths(run)).get("content", {}) if run else {}
         if known.get("base", base) != base:
             warn(f"weights={config.weights}: its adapters are of other files than model.path's")

@@ -64,7 +64,7 @@ class Run:
         """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
         self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
-        self._path = tuple(sys.path)
+        self._path, self._base = tuple(sys.path), request.identity.content.get("base")
         self.until_epoch = math.inf if until is None else until
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
@@ -135,7 +135,9 @@ class Run:
         position, data = self.position, self.data.info.record
         weights: Mapping[str, Any] = {}
         if source is None:
-            weights = first_weights.begin_with(config, self.learner.module, worker, data)
+            weights = first_weights.begin_with(
+                config, self.learner.module, worker, data, self._base
+            )
         else:
             self._resume(source)
             if isinstance(self.data.train, StreamLoader) and not self.is_done:
