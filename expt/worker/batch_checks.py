@@ -35,22 +35,20 @@ class BatchChecks:
     """The checks of a run: in the first steps of this process, and in its first evaluation."""
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
-        self._worker = worker
-        copies = Copies(learner, worker.device)
+        self._worker, self._number = worker, config.gradient_accumulation
+        self._copies = copies = Copies(learner, worker.device)
         can_copy = not config.is_sharded
         has_own_model = can_copy and isinstance(config.model, Target)
         has_own_task = can_copy and isinstance(config.task, Target)
-        is_own = has_own_model or has_own_task
+        self._is_own = is_own = has_own_model or has_own_task
         self._sums = SumCheck(copies) if has_own_task else None
-        cuts = can_copy and config.gradient_accumulation != 1
-        self._curve = _CurveCheck(config, copies, worker, is_own=is_own) if cuts else None
+        self._looks_at_curve = can_copy and self._number != 1
         # Gloo compares sizes, and its error is explained.
         may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
         self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
         # A custom task's loss has a check of its own, and says nothing of the model.
-        loss = None if has_own_task else LOSS
-        looks = has_own_model and worker.rank == 0
-        self._outputs = _OutputCheck(copies, loss) if looks else None
+        self._loss = None if has_own_task else LOSS
+        self._looks_at_outputs = has_own_model and worker.rank == 0
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
@@ -62,7 +60,7 @@ class BatchChecks:
         if self._shares is not None:
             batches = self._shares.of_steps(batches)
         sums, number = self._sums if begins else None, 0
-        while (sums or self._curve) and (batch := next(batches, None)) is not None:
+        while (sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
             number += 1
             if number & (number - 1):
                 yield batch
@@ -75,35 +73,15 @@ class BatchChecks:
                 has_zero = few is not None and sums.check(few, warns=warns)
                 if not any(collectives.gather_across_workers(has_zero)):
                     sums = None
-            if self._curve is not None:
-                self._curve.check(few, batch)
-                self._curve = None
+            if self._looks_at_curve:
+                self._looks_at_curve = False
+                self._check_curve(few, batch)
         yield from batches
 
-    def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and warn where a sample's outputs depend on others of its batch."""
-        outputs, self._outputs = self._outputs, None
-        return batches if outputs is None else outputs.of_evaluation(batches)
-
-
-def _of_all_workers(few: Batch | None) -> Batch | None:
-    """Return a worker's samples if all have as many: those that meet in a look are all there."""
-    sizes = {*collectives.gather_across_workers(few.size if few else 0)}
-    return few if len(sizes) == 1 else None
-
-
-class _CurveCheck:
-    """The check of whether micro-batches change the curve."""
-
-    def __init__(self, config: RunConfig, copies: Copies, worker: Worker, *, is_own: bool) -> None:
-        self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
-        self._is_own = is_own
-
-    def check(self, few: Batch | None, batch: Batch) -> None:
-        """Warn where the micro-batches of a worker's share of a batch do; a collective."""
+    def _check_curve(self, few: Batch | None, batch: Batch) -> None:
+        """Warn where the micro-batches of a worker's share change the curve; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
-        norms = any(layer.training for layer in layers)
-        depends = norms
+        depends = norms = any(layer.training for layer in layers)
         if few is not None and self._is_own and not norms:
             depends = _depends(self._copies, few, TRAINING, (True, False))
         number, share = self._number, -(-batch.global_size // self._worker.world_size)
@@ -117,16 +95,10 @@ class _CurveCheck:
             f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
         )
 
-
-class _OutputCheck:
-    """The check of whether outputs of a custom model depend on the others of their batch."""
-
-    def __init__(self, copies: Copies, loss: str | None) -> None:
-        self._copies, self._loss = copies, loss
-
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and warn after the first where they do."""
-        if (first := next(batches, None)) is not None:
+        """Yield the batches; warn after the first where outputs depend on the others of a batch."""
+        if self._looks_at_outputs and (first := next(batches, None)) is not None:
+            self._looks_at_outputs = False
             look, begun = Look(first), patches.collectives_begun()
             yield first
             # In a collective it would wait for the others.
@@ -138,6 +110,12 @@ class _OutputCheck:
                     " so that metrics depend on eval_batch_size and world_size"
                 )
         yield from batches
+
+
+def _of_all_workers(few: Batch | None) -> Batch | None:
+    """Return a worker's samples if all have as many: those that meet in a look are all there."""
+    sizes = {*collectives.gather_across_workers(few.size if few else 0)}
+    return few if len(sizes) == 1 else None
 
 
 def _depends(copies: Copies, few: Batch, loss: str | None, modes: Sequence[bool]) -> bool:

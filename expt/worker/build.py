@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from expt import machine, progress, signals
 from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
-from expt.config.kinds import every_of, metrics_of, only_in_evaluations
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -38,7 +38,6 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks import extra_metrics
-from expt.tasks.sums import Sums
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim, schedules, sharding
 from expt.training.collectives import Worker
@@ -113,8 +112,21 @@ def patiently(
 ) -> Iterator[Callable[[], object]]:
     """Report progress while the body reads a dataset, on any worker; a collective."""
     done, meet = threading.Event(), collectives.patient_barrier()
-    about = done, beat, config.timeout_s, f"{config.dataset.label}: rank {worker.rank}"
-    beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
+
+    def beat_until_done() -> None:
+        """Warn once after `timeout_s`."""
+        began, patience_s = time.monotonic(), config.timeout_s
+        while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
+            beat()
+            if time.monotonic() - began > patience_s:
+                patience_s = math.inf
+                warn(
+                    f"{config.dataset.label}: rank {worker.rank} is still constructing it or"
+                    f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
+                    f" here\n\n{watchdog.main_stack()}"
+                )
+
+    beats = threading.Thread(target=beat_until_done, name="construction", daemon=True)
     beats.start()
     try:
         yield meet
@@ -129,35 +141,19 @@ def _turn(file: Path, worker: Worker, meet: Callable[[], object]) -> Iterator[No
     """Let a machine's first worker, which may download, go first; a lock stops other runs."""
     from filelock import FileLock  # late: only for custom datasets
 
+    if worker.local_rank:
+        meet()
+        yield
+        return
     lock = FileLock(file)
     try:
-        if worker.local_rank:
-            meet()
-        else:
-            with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
-                file.parent.mkdir(parents=True, exist_ok=True)
-                lock.acquire()
+        with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
         yield
-        lock.release()
-        if not worker.local_rank:
-            meet()
     finally:
         lock.release()
-
-
-def _beat_until(
-    done: threading.Event, beat: Callable[[], None], timeout_s: float, where: str
-) -> None:
-    """Call `beat` until it is done; warn once after `timeout_s`."""
-    began, patience_s = time.monotonic(), timeout_s
-    while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
-        beat()
-        if time.monotonic() - began > patience_s:
-            patience_s = math.inf
-            warn(
-                f"{where} is still constructing it or reading its first samples after"
-                f" {timeout_s:g} s (timeout_s); it is here\n\n{watchdog.main_stack()}"
-            )
+    meet()
 
 
 def lock_of(label: str) -> Path:
@@ -337,13 +333,6 @@ def _has_closure(
             " task of several phases; use another optimizer"
         )
     return True
-
-
-def build_sums(config: RunConfig, learner: Learner, device: torch.device) -> Sums:
-    """Build the sums of an epoch's training."""
-    skips, repeats = config.on_nan == "skip", learner.strategy.repeats_steps
-    about = {"finite_only": skips, "repeats_steps": repeats}
-    return Sums(learner.task, device, **about, left_out=every_of(config.task))
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

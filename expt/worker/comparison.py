@@ -78,7 +78,7 @@ def compare(
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
     where its steps fail. A collective; restores the states of random numbers.
     """
-    if not _is_due(config):
+    if not (config.is_sharded or _custom_optimizers(config)):
         return None
     samples = min(config.batch_size, data.train.size) // worker.world_size
     plain = replace(
@@ -118,10 +118,6 @@ def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]
     comparison.check_sums()
     with _quiet():
         return model if comparison.run(beat) else "nothing"
-
-
-def _is_due(config: RunConfig) -> bool:
-    return config.is_sharded or bool(_custom_optimizers(config))
 
 
 def _custom_optimizers(config: RunConfig) -> list[str]:

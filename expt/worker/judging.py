@@ -22,8 +22,7 @@ from expt.training.own_state import unchanged
 from expt.worker import build
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
 
@@ -61,7 +60,7 @@ class Judge:
         if split is None:
             self.early_stop.look(history.last, position.step)
         else:
-            history.begin_evaluation()
+            history.evaluations += 1
             every = self.every.items()
             rare = [name for name, number in every if history.evaluations % number]
             history.forget(tags.metric(name, split) for name in rare)
@@ -131,7 +130,7 @@ class Judge:
         """Measure a split, but for the metrics `left_out`."""
         began = time.perf_counter()
         values = self._look(split, left_out)
-        self.history.end_evaluation(time.perf_counter() - began)
+        self.history.eval_s += time.perf_counter() - began
         self.record.log(
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )

@@ -26,7 +26,7 @@ from expt.models.hugging_face import HuggingFace
 from expt.runs import checkpoint_file, tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
-from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
+from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import random_state, schedules
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, rehearse, train_epoch
@@ -36,12 +36,11 @@ from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.judging import Judge
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
-from expt.worker.steps import Agreement, StepProfiler, Steps, Times
+from expt.worker.steps import Agreement, Steps, Times, profiler_of
 
 LONG_S = 60.0
 """Seconds of training that a run is to keep if an evaluation fails, or is killed."""
@@ -82,7 +81,13 @@ class Run:
         self.position = build.build_position(config, self.data)
         never_measured(config, Length.of(config, self.position.steps_per_epoch))
         self.plan = schedules.plan(config.scheduler, **self.position.length)
-        self.sums = build.build_sums(config, self.learner, worker.device)
+        self.sums = Sums(
+            self.learner.task,
+            worker.device,
+            finite_only=config.on_nan == "skip",
+            repeats_steps=self.learner.strategy.repeats_steps,
+            left_out=self.every,
+        )
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         directions = metrics_of(config.task)
         better = directions[config.objective.partition("/")[0]]
@@ -101,7 +106,7 @@ class Run:
         self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
         profiler = None
         if config.profile and worker.rank == 0:
-            profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
+            profiler = profiler_of(self.paths.trace, self.paths.operators, worker.device)
         self.steps = Steps(self.learner, worker.device, request.waited_since, beat, profiler)
         warns = worker.rank == 0
         self.first_steps = FirstSteps(config, self.learner, self.callbacks.built, warns=warns)
