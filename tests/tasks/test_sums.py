@@ -203,7 +203,7 @@ def test_no_tensor_of_a_batch_stays(task: Task, learns: bool) -> None:
         held += [weakref.ref(tensor) for tensor in (outputs, targets, loss[0])]
     del outputs, targets, batch, loss
     assert not [tensor for tensor in held if tensor() is not None]
-    kept = [each for row in sums._kept for each in row.row] + [*sums._recent]
+    kept = [each for row in sums._kept for each in row] + [*sums._recent]
     assert not [each for each in kept if isinstance(each, torch.Tensor)]
     assert learns or not sums._recent
 
