@@ -118,7 +118,11 @@ def _member(
 ) -> tuple[Member, Any, Any]:
     """Return a run's model, its record, and the rest of its checkpoint's state; a collective."""
     with sized_by("model"):
-        record, state = _read_run(run, worker)
+        with progress.phase("loading the checkpoint"):
+            # Only rank 0 looks: the run may be under way, and ranks would find different files.
+            found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
+            record, file = collectives.from_rank_0(found, worker.device)
+            state = read_together(file, worker, lambda _: read(file))
         beat()
         trained = rebuilt(record, state, worker.device, amp=run.config.amp)
     compile_module(trained.model, mode_of(run.config.compile, steps=0))
@@ -126,15 +130,6 @@ def _member(
     load_own_state(task, state["workers"], worker.device, worker.rank)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     return Member(trained, task, way), record, state
-
-
-def _read_run(run: Trained, worker: Worker) -> tuple[Any, Any]:
-    """Return the record of a run, and the state of its checkpoint; a collective."""
-    with progress.phase("loading the checkpoint"):
-        # Only rank 0 looks: the run may be under way, and ranks would find different files.
-        found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
-        record, file = collectives.from_rank_0(found, worker.device)
-        return record, read_together(file, worker, lambda _: read(file))
 
 
 @dataclass(frozen=True, kw_only=True)
