@@ -1,12 +1,13 @@
-"""Checks of custom code: outputs, metrics, untrained tensors and lost state."""
+"""Checks of custom code: outputs, metrics, untrained tensors, lost state; copies to try it on."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,17 +21,21 @@ from expt.data.build import keep_doubles
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
 from expt.data.loader import Loader
-from expt.data.loading import named_leaves
+from expt.data.loading import Batch, leaves, named_leaves
 from expt.errors import ConfigError, described, listed, warn
 from expt.tasks.task import Task
-from expt.training import collectives, random_state
+from expt.training import batch_norm, collectives, random_state
 from expt.training.callback import Callback
 from expt.training.learner import Learner, trained_names
 from expt.training.optim import parts_of
+from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker.rank_health import UNEQUAL
 
 FEW = 2
 """Samples on which metrics are tried."""
+SAMPLES = 8
+"""Samples on which a custom model or task is tried."""
+T = TypeVar("T")
 
 
 class FirstSteps:
@@ -219,3 +224,56 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
         with learner.precision.autocast():
             outputs = task.forward(module.eval(), batch)
         learner.extra_metrics.try_out(task, outputs, batch)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the model, the task and samples, on which code is tried that may change them."""
+
+    learner: Learner
+    device: torch.device
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run the body in the learner's precision, without gradients and compiled code.
+
+        Random numbers are restored after it.
+        """
+        autocast = self.learner.precision.autocast()
+        eager: Any = contextlib.nullcontext()
+        if self.learner.compiled:
+            eager = torch.compiler.set_stance("force_eager")
+        with random_state.kept(self.device), torch.no_grad(), eager, autocast:
+            yield
+
+    def make(self, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
+        """Return all that custom code may change in place, after seeding random numbers."""
+        given = self.learner.module, self.learner.task, batch
+        module, task, batch = copy.deepcopy(given, self._memo())
+        batch_norm.part_from_workers(module)
+        random_state.seed(seed)
+        return module, task, batch
+
+    def _memo(self) -> dict[int, Any]:
+        """Return copies of tensors that the last step has computed: torch refuses to copy them."""
+        parts = (*self.learner.module.modules(), self.learner.task)
+        kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
+        return {id(one): one.detach().clone() for one in kept}
+
+
+class Look:
+    """A few samples of a batch before it is used, and the state of custom modules then."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._few = first_samples(batch) if can_be_cut(batch) and not batch.weightless else None
+        self._watched = [Watched(one, {}) for one in changes.own_modules_and_classes().values()]
+
+    def samples(self) -> Batch | None:
+        """Return them; None if the batch can't be cut, or if its use has changed the state."""
+        return None if any(each.lost({}) for each in self._watched) else self._few
+
+
+def first_samples(batch: Batch, number: int = SAMPLES) -> Batch:
+    """Return a copy of the first samples, which a step may change."""
+    few = copied(part_of(batch, slice(number)))
+    return few._replace(global_size=few.size)

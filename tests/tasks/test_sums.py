@@ -12,11 +12,10 @@ from torch import Tensor
 from expt.data.loading import Batch
 from expt.errors import ConfigError, DataError, Diverged
 from expt.models.vision import UNet
-from expt.tasks.checks import check_loss
 from expt.tasks.classification import Classification
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
-from expt.tasks.sums import MAX_KEPT, Sums, loss_is_finite, refuse_weightless
+from expt.tasks.sums import MAX_KEPT, Sums, check_loss, loss_is_finite, refuse_weightless
 from expt.tasks.task import PhasedTask, Sum, Task
 from tests.facade import Patch
 from tests.operators import Operators
