@@ -1,4 +1,4 @@
-"""Loss and metrics as sums over samples: checked, added on the device, reduced over workers once."""
+"""Loss and metrics as sums over samples: checked, added on the device, reduced over all workers."""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ class BatchChecks:
                 continue
             look = Look(batch)
             yield batch
-            few = _of_all_workers(look.samples())
+            few = look.samples()
+            sizes = collectives.gather_across_workers(few.size if few else 0)
+            if len({*sizes}) > 1:  # those that meet in a look are all there
+                few = None
             if sums is not None:
                 warns = self._worker.rank == 0 and number == 1
                 has_zero = few is not None and sums.check(few, warns=warns)
@@ -110,12 +113,6 @@ class BatchChecks:
                     " so that metrics depend on eval_batch_size and world_size"
                 )
         yield from batches
-
-
-def _of_all_workers(few: Batch | None) -> Batch | None:
-    """Return a worker's samples if all have as many: those that meet in a look are all there."""
-    sizes = {*collectives.gather_across_workers(few.size if few else 0)}
-    return few if len(sizes) == 1 else None
 
 
 def _depends(copies: Copies, few: Batch, loss: str | None, modes: Sequence[bool]) -> bool:

@@ -248,17 +248,15 @@ class Copies:
 
     def make(self, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
         """Return all that custom code may change in place, after seeding random numbers."""
-        given = self.learner.module, self.learner.task, batch
-        module, task, batch = copy.deepcopy(given, self._memo())
+        learner = self.learner
+        parts = (*learner.module.modules(), learner.task)
+        kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
+        # torch refuses to copy tensors that the last step has computed
+        memo: Any = {id(one): one.detach().clone() for one in kept}
+        module, task, batch = copy.deepcopy((learner.module, learner.task, batch), memo)
         batch_norm.part_from_workers(module)
         random_state.seed(seed)
         return module, task, batch
-
-    def _memo(self) -> dict[int, Any]:
-        """Return copies of tensors that the last step has computed: torch refuses to copy them."""
-        parts = (*self.learner.module.modules(), self.learner.task)
-        kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
-        return {id(one): one.detach().clone() for one in kept}
 
 
 class Look:

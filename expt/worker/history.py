@@ -42,8 +42,6 @@ class History:
         """The step of the last evaluation, and the seconds of training until then."""
         self._began: float | None = None  # to train on in this epoch, since when its time counts
         self._earlier_s = 0.0
-        self.is_within_epoch = False
-        """True while an epoch is trained and its numbers are still to come."""
         self._warned = False
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -59,13 +57,18 @@ class History:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it after an earlier attempt."""
-        self._began, self.is_within_epoch = self._clock(), True
+        self._began = self._clock()
 
     def end_epoch(self) -> float:
         """Return the seconds of the epoch's training, which has ended."""
         self.epoch_s.append(self._of_epoch_s)
-        self._began, self._earlier_s, self.is_within_epoch = None, 0.0, False
+        self._began, self._earlier_s = None, 0.0
         return self.epoch_s[-1]
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """True while an epoch is trained and its numbers are still to come."""
+        return self._began is not None or self._earlier_s > 0
 
     def leave_out(self, seconds: float) -> None:
         """Leave seconds of the epoch out, in which nothing was trained."""
@@ -139,7 +142,6 @@ class History:
         self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
         self.evaluations = state.get("evaluations", 0)
         self._earlier_s = state["elapsed_s"]
-        self.is_within_epoch = self._earlier_s > 0
 
 
 class EarlyStop:

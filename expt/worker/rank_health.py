@@ -55,13 +55,12 @@ class RankHealth:
     ) -> None:
         self._learner, self._position, self._worker = learner, position, worker
         self._check_weights = check_weights and worker.world_size > 1
-        self._began, self._from_step = time.perf_counter(), position.step
-        self._all_reduce_s: float | None = None
         self._rounds_differently = False
         self.spent_s = 0.0
         """The seconds of all readings, without the collective, which the sums need anyway."""
         self.readings: list[Reading] = []
         """Those of every rank, of the last epoch."""
+        self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it."""
