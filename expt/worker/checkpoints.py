@@ -76,7 +76,7 @@ class Checkpoints:
         If it is one of the best, `bests` are the steps of all that are kept, the best first. A call
         that `waits` until all is written needs no copy.
         """
-        is_first, parts, owned = self._worker.rank == 0, None, waits
+        is_first, parts, is_copy = self._worker.rank == 0, None, False
         if self._writes_parts(state):
             folder, checkpoints = None, self._paths.checkpoints
             if is_first:
@@ -85,13 +85,12 @@ class Checkpoints:
             parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
             room = ROOM * available_memory() / self._worker.local_world_size
             waits |= sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
-            owned = waits
         elif self._shards > 1:
-            state, owned = gather_state(state, keep=is_first), True
+            state, is_copy = gather_state(state, keep=is_first), True
         if is_first:
             state = {**state, **checkpoint.copied(about())}
         if is_first or parts:
-            self._writer.save(state, bests=bests, parts=parts, owned=owned)
+            self._writer.save(state, bests=bests, parts=parts, owned=waits or is_copy)
         if waits:
             self._writer.wait()  # before training changes it
 

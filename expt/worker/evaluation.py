@@ -106,9 +106,9 @@ def measure_weights(
     metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
     if evaluation.own_data and len(members) == 1 and not evaluation.flips:
         _warn_of_others(metrics, record, state, values.samples, config)
-    told = features.record
+    record = features.record
     update_result(
-        paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
+        paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=record
     )
     return COMPLETED
 

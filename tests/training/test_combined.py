@@ -20,6 +20,7 @@ from expt.training.optimizer_state import in_use, switch
 from expt.training.parameter_groups import rate_of
 from expt.training.schedules import Plateau, RisingRate, build_scheduler, lr_factor
 from tests.conftest import Configured
+from tests.training.plain import same_weights
 
 ADAM: Any = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 SGD = groups.SGDRule(name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, nesterov=False)
@@ -81,10 +82,6 @@ def trained(module: nn.Module, config: Any, schedule: Any, *, again: bool = Fals
     return optimizer
 
 
-def assert_same(one: nn.Module, other: nn.Module) -> None:
-    assert all(map(torch.equal, one.parameters(), other.parameters()))
-
-
 CASES: dict[str, tuple[str, Any, Callable[[Any], optim.Optimizer]]] = {
     "adamw": (r"^layers\.2", ADAMW, lambda own: optim.AdamW(own, 0.05, **ADAM, fused=True)),
     "momentum": (r"^layers\.[02]", SGD, lambda own: optim.SGD(own, 0.2, 0.9, fused=True)),
@@ -115,7 +112,7 @@ def test_as_two_optimizers_in_a_loop(
         step(theirs, batch, *optimizers)
         for one in schedules:
             one.step()
-    assert_same(ours, theirs)
+    assert same_weights(ours, theirs)
 
 
 def test_a_group_may_have_a_schedule_of_its_own() -> None:
@@ -246,7 +243,7 @@ def test_a_custom_one_keeps_its_own_state_and_is_switched() -> None:
     whole.table.sparse = parts.table.sparse = False
     trained(whole, several((r"layers", own)), CONSTANT)
     optimizer = trained(parts, several((r"layers", own)), CONSTANT, again=True)
-    assert_same(whole, parts)
+    assert same_weights(whole, parts)
     assert isinstance(optimizer, Combined)
     remembering = optimizer.parts[1]
     assert isinstance(remembering, Remembering)
