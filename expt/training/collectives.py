@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from expt.errors import sized_by
+from expt.errors import sized_by, warn
 
 T = TypeVar("T")
 BUCKET_BYTES = 2**25
@@ -34,6 +34,13 @@ class Worker:
     device: torch.device
     gpus: tuple[int, ...] = ()
     """Those that it may use, of those it can see; all of them where one process drives several."""
+    beat: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Reports progress, such as a step of training or a batch of an evaluation."""
+
+    def warn(self, text: str) -> None:
+        """Warn of what all workers know, on rank 0."""
+        if self.rank == 0:
+            warn(text)
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:

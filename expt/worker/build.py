@@ -55,9 +55,9 @@ BEAT_S = 0.2
 
 @progress.phase("reading the data")
 @sized_by("data")
-def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
+def build_data(config: RunConfig, worker: Worker) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
-    with in_turn(config, worker, beat):
+    with in_turn(config, worker):
         data = data_build.build(
             config.dataset,
             config.task,
@@ -92,7 +92,7 @@ def num_readers(config: RunConfig) -> int:
 
 
 @contextlib.contextmanager
-def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
+def in_turn(config: RunConfig, worker: Worker) -> Iterator[None]:
     """Let workers construct a dataset in turn, without a limit in time; a collective.
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
@@ -100,16 +100,14 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     opening = config.dataset.opening()
     with contextlib.ExitStack() as stack:
         if opening != "at once":
-            meet = stack.enter_context(patiently(config, worker, beat))
+            meet = stack.enter_context(patiently(config, worker))
         if opening == "in turn":
             stack.enter_context(_turn(lock_of(config.dataset.label), worker, meet))
         yield
 
 
 @contextlib.contextmanager
-def patiently(
-    config: RunConfig, worker: Worker, beat: Callable[[], None]
-) -> Iterator[Callable[[], object]]:
+def patiently(config: RunConfig, worker: Worker) -> Iterator[Callable[[], object]]:
     """Report progress while the body reads a dataset, on any worker; a collective."""
     done, meet = threading.Event(), collectives.patient_barrier()
 
@@ -117,7 +115,7 @@ def patiently(
         """Warn once after `timeout_s`."""
         began, patience_s = time.monotonic(), config.timeout_s
         while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
-            beat()
+            worker.beat()
             if time.monotonic() - began > patience_s:
                 patience_s = math.inf
                 warn(
@@ -230,7 +228,7 @@ def _check_first_output(
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not built.compiled and config.task.takes.has_one_class:
         number = data.info.features.shapes["num_classes"]
-        check_first_output(built.module, own, number, warns=worker.rank == 0)
+        check_first_output(built.module, own, number, worker)
 
 
 def _build_model(
@@ -272,9 +270,9 @@ def module_maker(
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:
-    is_first = worker.rank == 0 and worker.device.type == "cpu"
-    if is_first and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
-        warn(
+    on_cpu = worker.device.type == "cpu"
+    if on_cpu and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
+        worker.warn(
             f"amp={str(config.amp).lower()}: this CPU has no arithmetic in bfloat16, so float32 is"
             " probably faster; use amp=false"
         )
@@ -361,16 +359,12 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | Together,
-    split: str,
-    worker: Worker,
-    beat: Callable[[], None],
-    now: Progress,
+    loader: Loader | Together, split: str, worker: Worker, now: Progress
 ) -> Iterator[Batch]:
-    """Yield a worker's batches of a split, calling `beat` before each."""
+    """Yield a worker's batches of a split, and report progress before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
         for batch in loader.evaluation():
-            beat()
+            worker.beat()
             yield batch._replace(progress=now)
             here.done += batch.size * worker.world_size
 

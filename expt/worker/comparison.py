@@ -17,7 +17,7 @@ import gc
 import io
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from expt.config import constraints, groups, secrets, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError, ExptError, RunFailed, listed, warn
+from expt.errors import ConfigError, ExptError, RunFailed, listed
 from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -70,9 +70,7 @@ KEEP_STATE = (
 
 
 @progress.phase("comparing sharded steps with whole ones")
-def compare(
-    config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
-) -> str | None:
+def compare(config: RunConfig, data: Data, worker: Worker) -> str | None:
     """Return the compared model ("whole", "fewer_blocks", "nothing"); None if there is no need.
 
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
@@ -94,19 +92,19 @@ def compare(
     with random_state.kept(worker.device), precision_kept():
         set_precision("highest")
         torch.backends.cudnn.benchmark = False
-        compared = _run(plain, data, worker, beat)
+        compared = _run(plain, data, worker)
     gc.collect()  # two models with reference cycles
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    if compared == "nothing" and worker.rank == 0:
+    if compared == "nothing":
         lacks = "was not compared with a whole model before the first epoch"
         if config.is_sharded:
             lacks += ", nor were the sums of a custom task checked"
-        warn(f"{_where(config)}: {lacks}")
+        worker.warn(f"{_where(config)}: {lacks}")
     return compared
 
 
-def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]) -> str:
+def _run(config: RunConfig, data: Data, worker: Worker) -> str:
     """Compare; return the compared model, as `compare`."""
     with _quiet():
         chosen = _choose(config, data, worker)
@@ -117,7 +115,7 @@ def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]
         comparison = _Comparison(settings, data, worker)
     comparison.check_sums()
     with _quiet():
-        return model if comparison.run(beat) else "nothing"
+        return model if comparison.run() else "nothing"
 
 
 def _custom_optimizers(config: RunConfig) -> list[str]:
@@ -226,7 +224,7 @@ class _Comparison:
             copies = Copies(self._whole, self._worker.device)
             SumCheck(copies).check(self._all, warns=self._worker.rank == 0)
 
-    def run(self, beat: Callable[[], None]) -> bool:
+    def run(self) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""
         if self._whole.phases or self._whole.has_closure:
             return False
@@ -234,13 +232,13 @@ class _Comparison:
         self._samples = self._fitting_samples()
         total_steps = self._config.total_steps(len(self._data.train))
         self._step(advances=total_steps > 0)
-        beat()
+        self._worker.beat()
         self._is_loaded = True
         with self._failing():
             self._resume()
         self._check_weights("weights")
         self._step(advances=total_steps > 1)
-        beat()
+        self._worker.beat()
         if self._config.is_sharded:
             self._check_outputs()
         return True

@@ -22,10 +22,11 @@ from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
 from expt.data.loader import Loader
 from expt.data.loading import Batch, leaves, named_leaves
-from expt.errors import ConfigError, described, listed, warn
+from expt.errors import ConfigError, described, listed
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, random_state
 from expt.training.callback import Callback
+from expt.training.collectives import Worker
 from expt.training.learner import Learner, trained_names
 from expt.training.optim import parts_of
 from expt.training.strategy import can_be_cut, copied, part_of
@@ -45,11 +46,10 @@ class FirstSteps:
         self,
         config: RunConfig,
         learner: Learner,
+        worker: Worker,
         callbacks: Sequence[Callback] = (),
-        *,
-        warns: bool,
     ) -> None:
-        self._learner, self._warns = learner, warns
+        self._learner, self._worker = learner, worker
         self._steps, self._epochs = 0, 0
         self._shapes = _shapes(learner.module)
         self._parameters = {id(each): each for each in learner.module.parameters()}
@@ -122,8 +122,8 @@ class FirstSteps:
             )
             if names and where.startswith("model"):
                 raise ConfigError(problem)
-            if names and where == "task" and self._warns:
-                warn(problem)
+            if names and where == "task":
+                self._worker.warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
         """Warn of any worker's state that a checkpoint lacks: at the first, and after two epochs.
@@ -141,8 +141,8 @@ class FirstSteps:
         self._epochs += not within_epoch
         # Attributes that later steps have made may change, too:
         self._watched = self._watch() if self._epochs < 2 else {}
-        if lost and self._warns:
-            warn(
+        if lost:
+            self._worker.warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
                 " begins it again; keep it in state_dict and load_state_dict of a task, an"
                 " optimizer, a scheduler or a callback, or in a model's buffer, or get_extra_state"
@@ -186,7 +186,7 @@ def _methods(one: object) -> tuple[str, ...]:
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()
 
 
-def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
+def check_first_output(module: nn.Module, target: str, num_classes: int, worker: Worker) -> None:
     """Check in the first forward pass that a custom model gives scores of the classes."""
 
     def check(_: nn.Module, __: object, output: object) -> None:
@@ -200,11 +200,13 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
         fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
         if outputs < num_classes:
             raise ConfigError(f"{gives}; {fix}")
-        if outputs > num_classes and warns:
-            warn(f"{gives}: the surplus ones are never right; {fix}")
+        if outputs > num_classes:
+            worker.warn(f"{gives}: the surplus ones are never right; {fix}")
         totals = output.detach().float().sum(1)
-        if warns and output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
-            warn(f"{where} probabilities, and cross-entropy takes logits; leave out the softmax")
+        if output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
+            worker.warn(
+                f"{where} probabilities, and cross-entropy takes logits; leave out the softmax"
+            )
 
     hook = module.register_forward_hook(check)
 

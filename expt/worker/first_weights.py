@@ -210,9 +210,11 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
     before, now = saved["config"], shown(config)
     same_optimizer = _kind(before["optimizer"]) == _kind(now["optimizer"])
-    if snapshot.worker.rank == 0 and not same_optimizer:
+    if not same_optimizer:
         was, new = _word(before["optimizer"]), _word(now["optimizer"])
-        warn(f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh")
+        snapshot.worker.warn(
+            f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh"
+        )
     # how often this schedule would have been advanced before
     place = position.step - position.offset
     if learner.scheduler_interval == "epoch":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expt.config.kinds import metrics_of
@@ -36,7 +36,6 @@ class Judge:
     learner: Learner
     position: Position
     worker: Worker
-    beat: Callable[[], None]
     checks: BatchChecks
     callbacks: Callbacks
     health: RankHealth
@@ -144,6 +143,6 @@ class Judge:
         assert loader is not None
         review = self.observer.review()
         now = self.position.progress(is_evaluation=True, left_out=tuple(left_out))
-        batches = build.evaluation_batches(loader, split, self.worker, self.beat, now)
+        batches = build.evaluation_batches(loader, split, self.worker, now)
         batches = self.checks.of_evaluation(batches)
         return evaluate(self.learner, batches, self.worker.device, review, left_out)

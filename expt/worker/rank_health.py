@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expt.errors import RunFailed, listed, warn
+from expt.errors import RunFailed, listed
 from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -110,9 +110,8 @@ class RankHealth:
         if len(kinds) == 1:
             raise RunFailed(f"{where} those of {first}: {UNEQUAL}")
         self._rounds_differently = True
-        if self._worker.rank == 0:
-            why = f"{listed(sorted(kinds))} may round differently"
-            warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
+        why = f"{listed(sorted(kinds))} may round differently"
+        self._worker.warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
 
 
 def reading(

@@ -21,7 +21,7 @@ from expt.config.length import Length, beyond_the_end, never_measured
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
-from expt.errors import sized_by, warn
+from expt.errors import sized_by
 from expt.models.hugging_face import HuggingFace
 from expt.runs import checkpoint_file, tags
 from expt.runs.request import RunRequest
@@ -56,26 +56,25 @@ class Run:
         request: RunRequest,
         worker: Worker,
         *,
-        beat: Callable[[], None] = lambda: None,
         resumes: bool = False,
         compares: bool = True,
     ) -> None:
         """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
-        self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
+        self.config, self.paths, self.worker = config, request.paths, worker
         self._path, self._base = tuple(sys.path), request.identity.content.get("base")
         self.until_epoch = math.inf if until is None else until
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
-        self.data = build.build_data(config, worker, beat)
+        self.data = build.build_data(config, worker)
         self.every = every_of(config.task)
-        beat()
-        self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
+        worker.beat()
+        self.compared = comparison.compare(config, self.data, worker) if compares else None
         base = first_weights.base_of(config, self.paths, worker) if resumes else None
         begins = not resumes
         self.learner = build.build_learner(config, self.data, worker, begins=begins, base=base)
         self.data = self.data.of_type(self.learner.module)
-        beat()
+        worker.beat()
         self.built = as_built(self.learner.module, self.learner.optimizer, self.learner.scheduler)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
@@ -107,9 +106,8 @@ class Run:
         profiler = None
         if config.profile and worker.rank == 0:
             profiler = profiler_of(self.paths.trace, self.paths.operators, worker.device)
-        self.steps = Steps(self.learner, worker.device, request.waited_since, beat, profiler)
-        warns = worker.rank == 0
-        self.first_steps = FirstSteps(config, self.learner, self.callbacks.built, warns=warns)
+        self.steps = Steps(self.learner, worker, request.waited_since, profiler)
+        self.first_steps = FirstSteps(config, self.learner, worker, self.callbacks.built)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
@@ -146,12 +144,12 @@ class Run:
         else:
             self._resume(source)
             if isinstance(self.data.train, StreamLoader) and not self.is_done:
-                with build.patiently(config, worker, self.beat):
+                with build.patiently(config, worker):
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         writes = worker.rank == 0
-        if writes and (unreached := self._unreached()):
-            warn(unreached)
+        if unreached := self._unreached():
+            worker.warn(unreached)
         events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
         classes, seen_by = own_code.targets(config), (self.history, self.observer)
@@ -159,7 +157,7 @@ class Run:
             self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
         )
         self.judge = Judge(
-            config, self.data, self.learner, position, worker, self.beat,
+            config, self.data, self.learner, position, worker,
             self._batch_checks, self.callbacks, self.health, *seen_by, self.early_stop, self.record,
             self.every,
         )  # fmt: skip
@@ -167,7 +165,7 @@ class Run:
         if isinstance(self.learner.module, HuggingFace):
             about["base"] = {**self.learner.module.base}
         self.record.begin(**position.length, data=data, **about)
-        self.beat()
+        worker.beat()
         if weights:
             file = {"file": str(config.weights), "identity": None}
             known = read_result(self.paths).get("weights_from", file)

@@ -34,15 +34,10 @@ class Steps:
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        device: torch.device,
-        waited_since: float,
-        beat: Callable[[], None],
-        profiler: Any,
+        self, learner: Learner, worker: Worker, waited_since: float, profiler: Any
     ) -> None:
-        self._learner, self._device = learner, device
-        self._waited_since, self._beat, self._profiler = waited_since, beat, profiler
+        self._learner, self._worker = learner, worker
+        self._waited_since, self._profiler = waited_since, profiler
         self._step: progress.Phase | None = None
         self.rates: dict[str, float] = {tags.LR: 0.0}
         """The learning rates of the last step, by their tags."""
@@ -59,15 +54,15 @@ class Steps:
 
     def done(self) -> None:
         """Note that a step is done; call it before the learning rate changes."""
-        self._beat()
+        self._worker.beat()
         assert self._step
         self._step.again()
         optimizer = self._learner.optimizer
         self.rates = {tag: rate_of(optimizer, own) for tag, own in self._rated.items()}
         if self.first_s is None:
             self._step.name = "a step"
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if self._worker.device.type == "cuda":
+                torch.cuda.synchronize(self._worker.device)
             self.first_s = time.monotonic() - self._waited_since
         if self._profiler:
             self._profiler.step()

@@ -106,7 +106,7 @@ def test_state_of_any_worker_is_reported(train_together: TrainTogether, capfd: C
 def test_untrained_tensors_are_refused(name: str, made: str, configured: Configured) -> None:
     config = configured("max_steps=2", *of(name))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
-    steps = FirstSteps(config, learner, warns=True)
+    steps = FirstSteps(config, learner, ALONE)
     learner.module(torch.zeros(2, 1, 8, 8, device=ALONE.device)).sum().backward()
     with pytest.raises(ConfigError, match=f"^model.*{made}.*: "):
         steps.step()
@@ -123,7 +123,7 @@ def test_what_has_been_unfrozen_is_trained_by_a_resumed_run(train_alone: TrainAl
 def test_what_is_unfrozen_late_is_refused_on_several_workers(configured: Configured) -> None:
     config = configured("max_steps=2", *of("Unfreezing"))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
-    steps = FirstSteps(config, learner, warns=True)
+    steps = FirstSteps(config, learner, ALONE)
     learner.strategy.world_size = 2
     steps.refuse_late()
     learner.module.requires_grad_(True)
