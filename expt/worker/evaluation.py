@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
@@ -101,7 +100,7 @@ def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker)
     _write_events(values, about, paths, pictures, seen)
     if seen:
         about["by_class"] = by_class(seen[0], names)
-    metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
+    metrics = tagged(values, evaluation.split, worker.warn)
     if evaluation.own_data and len(members) == 1 and not evaluation.flips:
         _warn_of_others(metrics, record, state, values.samples, config)
     update_result(

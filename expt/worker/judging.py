@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,9 +129,7 @@ class Judge:
         began = time.perf_counter()
         values = self._look(split, left_out)
         self.history.eval_s += time.perf_counter() - began
-        self.record.log(
-            tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
-        )
+        self.record.log(tagged(values, split, self.worker.warn))
         if split == self.config.eval_split:
             self.early_stop.look(self.history.last, self.position.step)
         self.call_back("on_evaluation_end", split)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -345,7 +344,7 @@ class Run:
         refuse_weightless(values, self.learner.task, self.position.epoch)
         self._refuse_loss(values)
         points = {
-            **tagged(values, functools.partial(tags.metric, split="train")),
+            **tagged(values, "train"),
             tags.SAMPLES_PER_S: values.samples / seconds,
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
@@ -377,7 +376,7 @@ class Run:
         if values is None:
             return
         self._refuse_loss(values)
-        points = tagged(values, lambda name: tags.RUNNING + name, warns=self.worker.rank == 0)
+        points = tagged(values, None, self.worker.warn)
         if samples_per_s is not None:
             points |= {**self.steps.rates, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
         self.record.log(points)
