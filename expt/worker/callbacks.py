@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ class Callbacks:
                     epoch=self._position.epoch,
                     step=self._position.step,
                     split=split,
-                    metrics=record.last,
+                    metrics=MappingProxyType(record.last),
                     copy_model=lambda: _copy(model),
                     scalar=lambda tag, value: record.log({self._checked(tag): float(value)}),
                     picture=lambda tag, image: record.picture(self._checked(tag), as_bytes(image)),

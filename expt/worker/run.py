@@ -419,7 +419,7 @@ class Run:
     def _about(self) -> dict[str, Any]:
         """Return the entries that rank 0 adds to a checkpoint."""
         bests, step, info = self.history.bests, self.position.step, self.data.info
-        return {
+        about = {
             **self.history.state_dict(),
             **self.record.state_dict(),
             "evaluated": next((one for one in bests if one["step"] == step), None),
@@ -431,10 +431,13 @@ class Run:
             "data": info.record,
             "sizes": info.sizes,
             "steps_per_epoch": self.position.steps_per_epoch,
-            "early_stop": self.early_stop.state_dict(),
-            "callbacks": self.callbacks.state_dict(),
             **self.learner.strategy.state_dict(),
         }
+        if self.config.early_stop:
+            about["early_stop"] = self.early_stop.state_dict()
+        if self.config.callbacks:
+            about["callbacks"] = self.callbacks.state_dict()
+        return about
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
