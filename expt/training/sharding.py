@@ -265,14 +265,14 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def in_step(
-    batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
+    batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch]
 ) -> Iterator[Batch]:
     """Yield a worker's batches, then weightless ones by `blank`(samples) until all workers end."""
     iterator = iter(batches)
     try:
         while True:
             batch = next(iterator, None)
-            if not max_across_workers([float(batch is not None)], device)[0]:
+            if not max_across_workers([float(batch is not None)])[0]:
                 return
             yield blank(1)._replace(weightless=True) if batch is None else batch
     finally:
@@ -387,4 +387,4 @@ def scatter_state(state: Any, like: Like, device: torch.device) -> Any:
         found = shard_of(full, like(key))
         return found if is_sharded(found) else found.cpu()
 
-    return map_leaves(received, from_rank_0(shape, device))
+    return map_leaves(received, from_rank_0(shape))

@@ -175,7 +175,7 @@ class Sharded(Strategy):
         return found
 
     def batches(self, batches: Iterable[Batch], module: nn.Module) -> Iterable[Batch]:
-        return sharding.in_step(batches, module, self.blank, self.worker.device)
+        return sharding.in_step(batches, module, self.blank)
 
     def whole(self, module: nn.Module) -> nn.Module:
         if self.outline is None:
@@ -239,8 +239,7 @@ class Fitting(Strategy):
                 if is_least or not is_out_of_memory(error):
                     raise
                 lack = copy.copy(error)  # its traceback would keep tensors alive
-            cpu = torch.device("cpu")
-            (lacks,) = collectives.max_across_workers([lack is not None], cpu, self._group)
+            (lacks,) = collectives.max_across_workers([lack is not None], self._group)
             if found is not None and not lacks:
                 break
             first = next(filter(None, collectives.gather_across_workers(lack, self._group)))

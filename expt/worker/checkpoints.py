@@ -82,7 +82,7 @@ class Checkpoints:
             if is_first:
                 checkpoints.mkdir(parents=True, exist_ok=True)
                 folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
-            parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
+            parts = checkpoints / collectives.from_rank_0(folder)
             room = ROOM * available_memory() / self._worker.local_world_size
             waits |= sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
@@ -100,7 +100,7 @@ class Checkpoints:
             size = sum(one.numel() * one.element_size() for one in leaves(state))
             lacks = self._worker.rank == 0 and size > ROOM * available_memory()
             wanted = self._wanted is True or lacks
-            self._in_parts = any(collectives.max_across_workers([wanted], self._worker.device))
+            self._in_parts = any(collectives.max_across_workers([wanted]))
         return self._in_parts
 
 
@@ -212,7 +212,7 @@ class Snapshot:
 
     def is_there(self, path: Path) -> bool:
         """Return whether rank 0 has a checkpoint at `path`; a collective."""
-        return collectives.from_rank_0(path.exists(), self.worker.device)
+        return collectives.from_rank_0(path.exists())
 
     def load_best(self, path: Path) -> None:
         """Load the weights of the checkpoint at `path`, if rank 0 has one; a collective."""

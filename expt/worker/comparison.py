@@ -174,7 +174,7 @@ def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig, s
     if worker.device.type == "cuda":
         room = torch.cuda.mem_get_info(worker.device)[0]
     lacks = float(4 * COPIES * numbers > ROOM * room)
-    if collectives.max_across_workers([lacks], worker.device)[0]:
+    if collectives.max_across_workers([lacks])[0]:
         return None
     return config, "fewer_blocks" if config is smaller else "whole"
 

@@ -120,7 +120,7 @@ def _member(run: Trained, way: int, worker: Worker) -> tuple[Member, Any, Any]:
         with progress.phase("loading the checkpoint"):
             # Only rank 0 looks: the run may be under way, and ranks would find different files.
             found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
-            record, file = collectives.from_rank_0(found, worker.device)
+            record, file = collectives.from_rank_0(found)
             state = read_together(file, worker, lambda _: read(file))
         worker.beat()
         trained = rebuilt(record, state, worker.device, amp=run.config.amp)

@@ -54,7 +54,7 @@ def load_frozen(worker: Worker, config: RunConfig) -> None:
         for one in frozen.unread():  # a worker may have more, of a model that it has built again
             mine.setdefault((str(one.weights), one.model is None), []).append(one)
         read = {key: one.find() for key, (one, *_) in mine.items()} if worker.rank == 0 else {}
-        if not (found := collectives.from_rank_0(read, worker.device)):
+        if not (found := collectives.from_rank_0(read)):
             return
         for key, (record, file) in found.items():
             content = read_together(file, worker, functools.partial(mine[key][0].content, file))
@@ -67,7 +67,7 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
     if not isinstance(config.model, HuggingFaceModel):
         return None
     record = read_result(paths) if worker.rank == 0 else None
-    return collectives.from_rank_0(record and record.get("base"), worker.device)
+    return collectives.from_rank_0(record and record.get("base"))
 
 
 def begin_with(
@@ -200,7 +200,7 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
     head = checkpoint_file.read(source) if snapshot.worker.rank == 0 else {}
-    built = collectives.from_rank_0(head.get("built"), snapshot.worker.device)
+    built = collectives.from_rank_0(head.get("built"))
     if built is None:
         fix = f"use weights={config.fork}"
         raise ConfigError(f"fork={config.fork}: was written by an earlier version of expt; {fix}")

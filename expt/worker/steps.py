@@ -149,7 +149,7 @@ class Agreement:
             step_s = (now - self._since) / max(1, self._steps)
             mine = [float(wish in wishes) for wish in WISHES]
             *all_wishes, stops, slowest_s = collectives.max_across_workers(
-                [*mine, float(stop), step_s], self._worker.device
+                [*mine, float(stop), step_s]
             )
             wishes = {wish for wish, has in zip(WISHES, all_wishes, strict=True) if has}
             stop = stops > 0
