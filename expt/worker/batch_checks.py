@@ -25,7 +25,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.strategy import can_be_cut, in_parts
 from expt.worker.custom_code import SAMPLES, Copies, Look, first_samples
-from expt.worker.sum_check import TRAINING, SumCheck
+from expt.worker.sum_check import TRAINING, check_sums
 
 NEAR_OUTPUTS, ABOUT_OUTPUTS = 1e-3, 0.1
 """The share of the largest output by which others may differ; ABOUT in 16 bits."""
@@ -41,7 +41,7 @@ class BatchChecks:
         has_own_model = can_copy and isinstance(config.model, Target)
         has_own_task = can_copy and isinstance(config.task, Target)
         self._is_own = is_own = has_own_model or has_own_task
-        self._sums = SumCheck(copies) if has_own_task else None
+        self._has_own_task = has_own_task
         self._looks_at_curve = can_copy and self._number != 1
         # Gloo compares sizes, and its error is explained.
         may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
@@ -59,8 +59,8 @@ class BatchChecks:
         """
         if self._shares is not None:
             batches = self._shares.of_steps(batches)
-        sums, number = self._sums if begins else None, 0
-        while (sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
+        checks_sums, number = self._has_own_task and begins, 0
+        while (checks_sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
             number += 1
             if number & (number - 1):
                 yield batch
@@ -71,11 +71,10 @@ class BatchChecks:
             sizes = collectives.gather_across_workers(few.size if few else 0)
             if len({*sizes}) > 1:  # those that meet in a look are all there
                 few = None
-            if sums is not None:
+            if checks_sums:
                 warns = self._worker.rank == 0 and number == 1
-                has_zero = few is not None and sums.check(few, warns=warns)
-                if not any(collectives.gather_across_workers(has_zero)):
-                    sums = None
+                has_zero = few is not None and check_sums(self._copies, few, warns=warns)
+                checks_sums = any(collectives.gather_across_workers(has_zero))
             if self._looks_at_curve:
                 self._looks_at_curve = False
                 self._check_curve(few, batch)

@@ -47,7 +47,7 @@ from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 from expt.worker.custom_code import Copies
 from expt.worker.diagnosis import in_words, lost_peers
-from expt.worker.sum_check import SumCheck
+from expt.worker.sum_check import check_sums
 
 SCALE = 100.0
 """The factor of gradients: a clip, for instance, has an effect on large ones."""
@@ -222,7 +222,7 @@ class _Comparison:
         """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             copies = Copies(self._whole, self._worker.device)
-            SumCheck(copies).check(self._all, warns=self._worker.rank == 0)
+            check_sums(copies, self._all, warns=self._worker.rank == 0)
 
     def run(self) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""

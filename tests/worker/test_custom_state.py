@@ -26,7 +26,7 @@ from expt.training.precision import Precision
 from expt.worker import build, fault
 from expt.worker.custom_code import Copies, FirstSteps
 from expt.worker.run import Run
-from expt.worker.sum_check import SumCheck
+from expt.worker.sum_check import check_sums
 from tests.conftest import Configured
 from tests.every_task import CASES, config_of
 from tests.facade import NO_PICTURES, Capture, RunFolder, request_of, usual
@@ -333,8 +333,8 @@ def check(
         module=module, task=task, compiled=False, precision=Precision(False, CPU)
     )
     batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
-    found = SumCheck(Copies(learner, CPU)).check(batch, warns=True)  # type: ignore[arg-type]
-    learner.has_zeros = found
+    copies = Copies(learner, CPU)  # type: ignore[arg-type]
+    learner.has_zeros = check_sums(copies, batch, warns=True)
     return learner
 
 
