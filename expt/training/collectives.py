@@ -38,7 +38,7 @@ class Worker:
     """Reports progress, such as a step of training or a batch of an evaluation."""
 
     def warn(self, text: str) -> None:
-        """Warn of what all workers know, on rank 0."""
+        """Warn on rank 0, which speaks for all workers."""
         if self.rank == 0:
             warn(text)
 

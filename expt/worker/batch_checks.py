@@ -36,18 +36,15 @@ class BatchChecks:
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
         self._worker, self._number = worker, config.gradient_accumulation
-        self._copies = copies = Copies(learner, worker.device)
+        self._copies = Copies(learner, worker.device)
         can_copy = not config.is_sharded
         has_own_model = can_copy and isinstance(config.model, Target)
-        has_own_task = can_copy and isinstance(config.task, Target)
-        self._is_own = is_own = has_own_model or has_own_task
-        self._has_own_task = has_own_task
+        self._has_own_task = can_copy and isinstance(config.task, Target)
+        self._is_own = has_own_model or self._has_own_task
         self._looks_at_curve = can_copy and self._number != 1
         # Gloo compares sizes, and its error is explained.
         may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
-        self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
-        # A custom task's loss has a check of its own, and says nothing of the model.
-        self._loss = None if has_own_task else LOSS
+        self._looks_at_shares = self._is_own and may_hang
         self._looks_at_outputs = has_own_model and worker.rank == 0
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
@@ -57,8 +54,8 @@ class BatchChecks:
         the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
         Raises ConfigError where NCCL would exchange unequal shares.
         """
-        if self._shares is not None:
-            batches = self._shares.of_steps(batches)
+        if self._looks_at_shares:
+            batches = self._of_equal_shares(batches)
         checks_sums, number = self._has_own_task and begins, 0
         while (checks_sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
             number += 1
@@ -79,6 +76,20 @@ class BatchChecks:
                 self._looks_at_curve = False
                 self._check_curve(few, batch)
         yield from batches
+
+    def _of_equal_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches; refuse the first of unequal shares, on which NCCL would hang."""
+        for batch in batches:
+            share, surplus = divmod(batch.global_size, self._worker.world_size)
+            if self._looks_at_shares and surplus:
+                self._looks_at_shares = False
+                if _gathers(self._copies, batch, min(SAMPLES, share)):
+                    raise ConfigError(
+                        f"drop_last=false: {batch.global_size} samples are unequal shares of"
+                        f" {self._worker.world_size} workers, and the model or the loss gathers"
+                        " them; use drop_last=true"
+                    )
+            yield batch
 
     def _check_curve(self, few: Batch | None, batch: Batch) -> None:
         """Warn where the micro-batches of a worker's share change the curve; a collective."""
@@ -105,7 +116,9 @@ class BatchChecks:
             yield first
             # In a collective it would wait for the others.
             few = look.samples() if begun == patches.collectives_begun() else None
-            if few and _depends(self._copies, few, self._loss, (False,)):
+            # A custom task's loss has a check of its own, and says nothing of the model.
+            loss = None if self._has_own_task else LOSS
+            if few and _depends(self._copies, few, loss, (False,)):
                 warn(
                     "model: in an evaluation a sample's outputs depend on the others of its batch"
                     " (as by a batch norm without running statistics, or a mean over dimension 0),"
@@ -157,48 +170,27 @@ def _numbers(
     return torch.cat([torch.zeros(1), *itertools.chain(*zip(*found, strict=True))]), total
 
 
-class _ShareCheck:
-    """The check of whether workers would exchange unequal shares, on which NCCL hangs."""
+def _gathers(copies: Copies, batch: Batch, number: int) -> bool:
+    """Return whether workers exchange tensors as large as their number of samples.
 
-    def __init__(self, copies: Copies, worker: Worker) -> None:
-        self._copies, self._worker, self._is_left = copies, worker, True
-
-    def of_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; raise ConfigError before the first of unequal shares; a collective."""
-        for batch in batches:
-            share, surplus = divmod(batch.global_size, self._worker.world_size)
-            if self._is_left and surplus:
-                self._is_left = False
-                if self._gathers(batch, min(SAMPLES, share)):
-                    raise ConfigError(
-                        f"drop_last=false: {batch.global_size} samples are unequal shares of"
-                        f" {self._worker.world_size} workers, and the model or the loss gathers"
-                        " them; use drop_last=true"
-                    )
-            yield batch
-
-    def _gathers(self, batch: Batch, number: int) -> bool:
-        """Return whether workers exchange tensors as large as their number of samples.
-
-        Not where integers are exchanged before, as to pad unequal shares. Samples may come in
-        pairs.
-        """
-        if number < 4 or not can_be_cut(batch):
-            return False
-        found = list[list[tuple[int, bool]]]()
-        with contextlib.suppress(Exception):  # training will raise it
-            for size in (number, number - 2):
-                module, task, few = self._copies.make(first_samples(batch, size), 0)
-                with self._copies.trying(), _Exchanges() as seen:
-                    task.training_loss(task.forward(module.train(), few), few)
-                found.append(seen.tensors)
-        if len(found) < 2:
-            return False
-        for one, other in zip(found[0], found[1], strict=False):
-            _, is_integer = one
-            if one != other or is_integer:
-                return one != other
+    Not where integers are exchanged before, as to pad unequal shares. Samples may come in pairs.
+    """
+    if number < 4 or not can_be_cut(batch):
         return False
+    found = list[list[tuple[int, bool]]]()
+    with contextlib.suppress(Exception):  # training will raise it
+        for size in (number, number - 2):
+            module, task, few = copies.make(first_samples(batch, size), 0)
+            with copies.trying(), _Exchanges() as seen:
+                task.training_loss(task.forward(module.train(), few), few)
+            found.append(seen.tensors)
+    if len(found) < 2:
+        return False
+    for one, other in zip(found[0], found[1], strict=False):
+        _, is_integer = one
+        if one != other or is_integer:
+            return one != other
+    return False
 
 
 class _Exchanges(TorchDispatchMode):
