@@ -247,7 +247,7 @@ def nccl(text: str) -> dist.DistBackendError:
     return dist.DistBackendError(f"NCCL error in: a.cpp:3690, unhandled system error\n{text}")
 
 
-NO_ROOM = "failed to create shared memory file /dev/shm/nccl-a1, error No space left on device (28)"
+NO_ROOM = "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left"
 FULL = "raise OSError(28, 'No space left on device')"
 LOCKS = compile(FULL, "/usr/lib/python3/multiprocessing/synchronize.py", "exec")
 EXPLAINED: dict[str, tuple[Exception | Callable[[], object], type[Exception], str]] = {
@@ -256,16 +256,8 @@ EXPLAINED: dict[str, tuple[Exception | Callable[[], object], type[Exception], st
     "a card, by NCCL": (nccl("Cuda failure 2 'out of memory'"), OutOfMemory, "Cuda failure"),
     "Python": (MemoryError(), OutOfMemory, ""),
     "torch": (torch.OutOfMemoryError(), OutOfMemory, ""),
-    "locks of loaders": (
-        lambda: exec(LOCKS),
-        RunFailed,
-        "/dev/shm: No space left on device; mount",
-    ),
-    "NCCL": (
-        nccl(f"Last error:\nError: {NO_ROOM}"),
-        RunFailed,
-        f"/dev/shm: Error: {NO_ROOM}; mount",
-    ),
+    "locks of loaders": (lambda: exec(LOCKS), RunFailed, "/dev/shm: No space left on d.*; mount"),
+    "NCCL": (nccl(f"Last error:\n{NO_ROOM} (28)"), RunFailed, f"/dev/shm: {NO_ROOM} .*; mount"),
     "a single sample": (
         lambda: nn.BatchNorm1d(3)(torch.zeros(1, 3)),
         ConfigError,
@@ -288,7 +280,7 @@ def test_an_error_is_explained(name: str, configured: Configured) -> None:
         failing = raised.value
     found = in_words(failing, configured("batch_size=2"))
     assert isinstance(found, kind)
-    assert re.match(said.replace("(28)", r"\(28\)"), str(found))
+    assert re.match(said, str(found))
 
 
 def test_others_are_not_taken_for_a_lack_of_shared_memory(configured: Configured) -> None:
