@@ -238,8 +238,8 @@ def train_mode(model: torch.nn.Module) -> Iterator[None]:
     """Let a model compute in an evaluation as in training.
 
     Some give their losses only there, such as torchvision's detectors. Its batch norms and dropouts
-    stay as in the evaluation. Random numbers that it draws are the
-    same in each call, and those after the call are as without it, as are the model's buffers.
+    stay as in the evaluation. Random numbers that it draws are the same in each call, and those
+    after the call are as without it, as are the model's buffers.
     """
     nn = torch.nn
     left_alone = (
