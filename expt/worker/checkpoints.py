@@ -30,7 +30,7 @@ from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapt, train_at
 from expt.training.own_state import load_own_state, own_state
 from expt.training.parameter_groups import members
-from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_of
+from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_as
 
 State = Mapping[str, Any]
 TRAINED = "training_weights"
@@ -256,7 +256,7 @@ def _held(like: Like, key: str, value: Any) -> Any:
     """Return this worker's shard, the weights of the file, or a copy of a tensor that changes."""
     if not isinstance(value, Tensor) or is_sharded(value):
         return value
-    found = shard_of(value, like(key))
+    found = shard_as(like(key), value)
     is_weight = key.startswith(("model/", "ema/"))
     return value.clone() if found is value and not is_weight else found
 
