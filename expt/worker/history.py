@@ -153,7 +153,9 @@ class EarlyStop:
         better: Mapping[str, Better],
         max_minutes: float | None = None,
     ) -> None:
-        self._settings, self._max_minutes, self._is_time_up = settings, max_minutes, False
+        self._settings, self._max_minutes = settings, max_minutes
+        self.is_time_up = False
+        """True once the run has been trained for its longest time."""
         self._threshold = settings.threshold if settings else None
         patience = settings.patience if settings else None
         self._patience = math.inf if patience is None else patience
@@ -173,10 +175,6 @@ class EarlyStop:
         if is_better(self._last + margin, self._best, self._better):
             self._best, self._best_at, self._waited = self._last, step, 0
 
-    def note_time_up(self) -> None:
-        """Note that the run has been trained for its longest time."""
-        self._is_time_up = True
-
     @property
     def ended_by(self) -> str | None:
         """The key by which the run ends; None if it continues."""
@@ -186,13 +184,13 @@ class EarlyStop:
             return "early_stop.threshold"
         if self._waited >= self._patience:
             return "early_stop.patience"
-        return "max_minutes" if self._is_time_up else None
+        return "max_minutes" if self.is_time_up else None
 
     @property
     def may_be_due(self) -> bool:
         """True if the run may end by it after one more evaluation."""
         has_threshold = self._threshold is not None
-        return self._is_time_up or has_threshold or self._waited + 1 >= self._patience
+        return self.is_time_up or has_threshold or self._waited + 1 >= self._patience
 
     @property
     def reason(self) -> str:

@@ -217,7 +217,7 @@ class Run:
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
             if self.times.is_over(self.history.trained_s):
-                self.early_stop.note_time_up()
+                self.early_stop.is_time_up = True
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
@@ -281,7 +281,7 @@ class Run:
                 self.judge.call_back("on_epoch_end")
             due |= self.agreement.meet(self._wishes() | due)
             if "end" in due:
-                self.early_stop.note_time_up()
+                self.early_stop.is_time_up = True
             if ends_epoch:
                 self.health.refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
