@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from expt.python.arguments import Interval, interval
     from expt.python.results import FailedResult, Metrics, Predictions, Result, Runs, SweepResult
     from expt.runs.view.curves import History
-    from expt.tasks.task import PhasedTask, Task
-    from expt.tasks.train_mode import train_mode
+    from expt.tasks.task import PhasedTask, Task, train_mode
     from expt.training.callback import Callback, View
 
 
@@ -62,8 +61,7 @@ _FROM = {
     "inference.load": ("TrainedModel", "load"),
     "runs.view.curves": ("History",),
     "training.callback": ("Callback", "View"),
-    "tasks.task": ("PhasedTask", "Task"),
-    "tasks.train_mode": ("train_mode",),
+    "tasks.task": ("PhasedTask", "Task", "train_mode"),
 }
 
 

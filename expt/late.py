@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
     from pyarrow import csv, parquet
+    from torch.nn import functional
 else:
     np, pa, torch, Image = map(_Late, ("numpy", "pyarrow", "torch", "PIL.Image"))
     csv, parquet = map(_Late, ("pyarrow.csv", "pyarrow.parquet"))
+    functional = _Late("torch.nn.functional")
 compute: Any = _Late("pyarrow.compute")  # it makes its functions when it is imported
 
-__all__ = ["Image", "compute", "csv", "np", "pa", "parquet", "torch"]
+__all__ = ["Image", "compute", "csv", "functional", "np", "pa", "parquet", "torch"]

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -29,7 +30,7 @@ def worker_of(
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
-    """Return what `each` returns on each of `size` ranks; `folder` must be new."""
+    """Return what `each` returns on each of `size` ranks, which meet in a file in `folder`."""
     pipes, ranks = _started(folder, size, each)
     try:
         found = [mine.recv() for mine, _ in pipes]
@@ -56,7 +57,7 @@ def _started(
 ) -> tuple[list[tuple[Connection, Connection]], list[ForkProcess]]:
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
-    store = folder / "store"
+    store = Path(tempfile.mkdtemp(prefix="store-", dir=folder)) / "store"
     ranks = [
         context.Process(target=_rank, args=(rank, size, store, pipes, each)) for rank in range(size)
     ]

@@ -242,15 +242,13 @@ class Writer:
         state: Mapping[str, Any],
         *,
         bests: Sequence[int] = (),
-        target: Path | None = None,
         parts: Path | None = None,
         owned: bool = False,
     ) -> None:
         """Copy `state` unless it is `owned`, and return; training may change it at once.
 
-        It is written to `target`, or as the last checkpoint, and its shards into the folder `parts`
-        by all workers. If it is one of the best, `bests` are the steps of all that are kept, the
-        best first.
+        Its shards are written into the folder `parts` by all workers. If it is one of the best,
+        `bests` are the steps of all that are kept, the best first.
         """
         self.wait()
         copy = state if owned else copied(state)
@@ -268,9 +266,9 @@ class Writer:
                 about = self._write_parts(parts, copy) if parts else {}
                 step = copy["position"]["step"]
                 if self._is_first:
-                    keep = 0 if target or step == self._step else self._keep
-                    save(target or self._last, {**copy, **about}, keep=keep)
-                    self._step = self._step if target else step
+                    keep = 0 if step == self._step else self._keep
+                    save(self._last, {**copy, **about}, keep=keep)
+                    self._step = step
                 if self._is_first and bests:
                     checkpoint_file.keep_among(self._last, step, self._best, bests)
             except Exception as error:

@@ -12,6 +12,7 @@ from expt.config.constraints import STRICT, Key, NonNegative
 from expt.config.kinds import Better, TaskConfig, own_metrics
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, at_least_single
+from expt.late import functional, torch
 from expt.tasks.task import Facts, Sum, Task, mean_of, mean_of_logits
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ class Classification(Task):
         metrics: Mapping[str, str] = Config.METRICS,
         num_classes: int = 2,
     ) -> None:
-        import torch
-
         self.metrics = metrics
         self._counted_classes = num_classes if len(metrics) > 1 else 0
         """The classes whose hits are counted; 0 if no metric needs that."""
@@ -116,15 +115,11 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64."""
-        from torch.nn import functional
-
         logits = at_least_single(outputs)
         return functional.cross_entropy(logits, batch.targets, reduction="sum"), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it with label smoothing and class weights."""
-        from torch.nn import functional
-
         logits, labels = at_least_single(outputs), batch.targets
         are_shares = labels.dim() == 2
         if are_shares:
@@ -149,8 +144,6 @@ class Classification(Task):
             right = (highest == labels).sum()
         if not self._counted_classes:
             return {"accuracy": (right, size)}
-        import torch
-
         # By comparison: no kernel waits for the device, or adds up in another order.
         classes = torch.arange(self._counted_classes, device=outputs.device)
         predicted = highest[:, None] == classes

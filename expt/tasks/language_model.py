@@ -12,6 +12,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError, described
 from expt.features import NO_TARGET, Feature, Tokens, at_least_single
+from expt.late import functional
 from expt.tasks.task import Facts, Sum, Task, mean_of_logits
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ class LanguageModel(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64, nats."""
-        from torch.nn import functional
-
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
             at_least_single(logits), targets, ignore_index=NO_TARGET, reduction="sum"

@@ -14,6 +14,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError
 from expt.features import Feature, Labels, at_least_single
+from expt.late import functional, torch
 from expt.tasks.regression import aligned
 from expt.tasks.task import Facts, Sum, Task
 
@@ -59,8 +60,6 @@ class Multilabel(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return the mean over a sample's labels, summed over the samples."""
-        from torch.nn import functional
-
         logits, targets = aligned(outputs, batch.targets)
         total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
         return total / (targets[:1].numel() or 1), len(targets)
@@ -83,9 +82,7 @@ class Multilabel(Task):
 
     def mean_outputs(self, several: Sequence[Tensor]) -> Tensor:
         """See Task."""
-        import torch
-        from torch.nn.functional import logsigmoid
-
+        logsigmoid = functional.logsigmoid
         logits = at_least_single(torch.stack([*several]))
         return logsigmoid(logits).logsumexp(0) - logsigmoid(-logits).logsumexp(0)
 

@@ -13,6 +13,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError, described
 from expt.features import Feature, Numbers, at_least_single
+from expt.late import functional
 from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class Regression(Task):
         R^2. The `deviations` are those by which targets are standardised, one each, if they are.
         Where logarithms are trained on, the feature of the `targets` has their units.
         """
-        from torch.nn import functional
-
         losses: dict[str, Any] = {
             "mse": functional.mse_loss,
             "mae": functional.l1_loss,

@@ -12,6 +12,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError, described
 from expt.features import Feature, Mask, at_least_single
+from expt.late import functional, torch
 from expt.tasks.task import Facts, Sum, Task, mean_of, mean_of_logits
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ class Segmentation(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64, summed over pixels."""
-        from torch.nn import functional
-
         self._check(outputs, batch.targets)
         # Pixels as rows: of a picture's own loss torch has no deterministic kernel on a GPU.
         logits = at_least_single(outputs).movedim(1, -1).reshape(-1, self._num_classes)
@@ -81,8 +80,6 @@ class Segmentation(Task):
 
     def _pixels(self, classes: Tensor, counted: Tensor) -> Tensor:
         """Return how many of the `counted` pixels are of each class, int64 [num_classes]."""
-        import torch
-
         flat = torch.where(counted, classes, self._num_classes).reshape(-1)
         if flat.device.type == "cpu":
             return torch.bincount(flat, minlength=self._num_classes + 1)[:-1]

@@ -1,37 +1,30 @@
-"""Loss and metrics as sums over samples: added on the device, reduced over all workers once."""
+"""Loss and metrics as sums over samples: checked, added on the device, reduced over all workers."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from expt.data.loading import Batch, mapped, to_device
-from expt.errors import ConfigError, Diverged
-from expt.tasks.checks import refusal, terms_of
-from expt.tasks.task import Sum, Task
+from expt.errors import ConfigError, Diverged, described
+from expt.tasks.task import PhasedTask, Sum, Task
 
 LOSS = "loss"
 SAMPLES, LOSS_SUM, LOSS_WEIGHT = 0, 1, 2
 """The first columns of a row of sums."""
+COUNTS = 0
+"""The place in the row of a batch of whether it counts; the columns of a row of sums follow."""
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
 MAX_KEPT = 64
 """Batches whose sums are added up together: on a GPU the launch of a kernel costs the most."""
-
-
-class _Kept(NamedTuple):
-    """The sums of a batch."""
-
-    row: list[Any]
-    """Values in the order of the columns; numbers on a CPU, where small tensors fragment memory."""
-    counts: Any = True
-    """A bool, or one [] on a GPU."""
 
 
 class Sums:
@@ -57,7 +50,8 @@ class Sums:
         self._left_out = left_out
         self._waits_for_end = finite_only or repeats_steps
         self._terms = task.sums
-        weights = [columns.stop for columns in columns_of(task).values()]
+        self._columns = _columns_of(task)
+        weights = [columns.stop for columns in self._columns.values()]
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
         self._values = torch.zeros(max(weights) + 1, dtype=torch.float64, device=device)
         self._not_finite = self._values.clone()
@@ -67,9 +61,10 @@ class Sums:
         self._logged = self._values.clone()
         """The values at the last log point."""
         self._peaks = Peaks(task.reductions, device)
-        self._kept: list[_Kept] = []
-        self._of_step: list[_Kept] = []
-        """Values that count only if the step does."""
+        self._kept: list[list[Any]] = []
+        """Rows of batches; of numbers on a CPU, where small tensors fragment memory."""
+        self._of_step: list[list[Any]] = []
+        """Rows that count only if the step does."""
         self._recent: deque[Any] = deque(maxlen=MAX_RECENT)
 
     @property
@@ -93,7 +88,7 @@ class Sums:
         if begins_step and self._of_step:  # memory did not suffice
             self._of_step.clear()
             self._recent.pop()
-        row: list[Any] = [batch.size, loss[0].detach(), loss[1]]
+        row: list[Any] = [True, batch.size, loss[0].detach(), loss[1]]
         if not batch.weightless:
             terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
             for name, size in self._terms.items():
@@ -101,23 +96,22 @@ class Sums:
             row += self._peaks.row_of(terms)
         row = self._known(row)
         if self._learns:
-            of_step = 0.0 if batch.weightless else row[LOSS_SUM]
+            of_step = 0.0 if batch.weightless else row[1 + LOSS_SUM]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        if self._waits_for_end:
-            counts = _is_finite(row[LOSS_SUM]) if self._finite_only else True
-            self._of_step.append(_Kept(row, counts))
-            return
-        self._kept.append(_Kept(row))
-        if len(self._kept) == MAX_KEPT:
-            self._count()
+        if self._finite_only:
+            row[COUNTS] = _is_finite(row[1 + LOSS_SUM])
+        self._of_step.append(row)
+        if not self._waits_for_end:
+            self.end_step()
 
     def end_step(self, left_out: Tensor | None = None) -> None:
         """End a step; with the flag `left_out`, equal on all workers, none of it counts."""
-        for kept in self._of_step:
-            counts = kept.counts if left_out is None else kept.counts & ~left_out
-            self._kept.append(kept._replace(counts=self._known([counts])[0]))
+        if left_out is not None:
+            for row in self._of_step:
+                row[:1] = self._known([row[COUNTS] & ~left_out])
+        self._kept += self._of_step
         self._of_step.clear()
         if len(self._kept) >= MAX_KEPT:
             self._count()
@@ -138,13 +132,10 @@ class Sums:
         """Add up the kept batches one after another: their bits don't depend on when that is."""
         if not self._kept:
             return
-        rows = torch.cat(
-            [self._column(each) for each in zip(*(k.row for k in self._kept), strict=True)], 1
-        )
-        rows, peaks = rows.tensor_split((len(self._values),), dim=1)
+        rows = torch.cat([self._column(each) for each in zip(*self._kept, strict=True)], 1)
+        counts, rows, peaks = rows.tensor_split((1, 1 + len(self._values)), dim=1)
         rows = rows.masked_fill(self._are_weights & (rows < 0), -math.inf)
         if self._finite_only:
-            counts = self._column([kept.counts for kept in self._kept])
             rows = torch.where(counts > 0, rows, 0.0)
             peaks = torch.where(counts > 0, peaks, -math.inf)
         self._peaks.add(peaks)
@@ -172,12 +163,46 @@ class Sums:
         return found
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
-        """Return `averages`, or None if nothing was counted."""
-        found = averages_of(values.tolist(), self._task, learns=self._learns)
-        if found is None or not self._left_out:
-            return found
-        known = {name: x for name, x in found.values.items() if name not in self._left_out}
-        return replace(found, values=known)
+        """Return `averages`, or None if nothing was counted.
+
+        Raises ConfigError for weights by which gradients and metrics were not divided, or by which
+        nothing can be.
+        """
+        row, task, means = values.tolist(), self._task, dict[str, Any]()
+        samples, of_loss = row[SAMPLES], "training_loss" if self._learns else "loss"
+        if not samples:
+            return None
+        for name, each in self._columns.items():
+            sums, weight = row[each], row[each.stop]
+            if not 0 <= weight < math.inf and (weight < 0 or all(map(math.isfinite, sums))):
+                raise refusal(
+                    task,
+                    of_loss if name == LOSS else "measure",
+                    f": the weights of {name} add up to {weight:g}, or one is below 0; let each be"
+                    " a finite number that is not",
+                )
+            found = [value / weight if weight else math.nan for value in sums]
+            means[name] = found[0] if len(found) == 1 else found
+        peaks = row[len(row) - len(task.reductions) :]
+        for (name, how), value in zip(task.reductions.items(), peaks, strict=True):
+            means[name] = -value if how == "min" else value
+        weight = row[LOSS_WEIGHT]
+        if task.weight_is_samples and weight != samples and math.isfinite(weight):
+            raise refusal(
+                task,
+                of_loss,
+                f": its weights add up to {weight:g} for {samples:g} samples, and"
+                " weight_is_samples says that they are the samples; leave that out",
+            )
+        known = {**means, **(task.derive(means) or {})}
+        if missing := [name for name in task.metrics if name not in known]:
+            raise ConfigError(
+                f"{type(task).__name__}: task.metrics names {', '.join(missing)}, which neither"
+                " measure nor derive gives; add it there"
+            )
+        shown = [name for name in (LOSS, *task.metrics) if name not in self._left_out]
+        numbers = {name: float(known[name]) for name in shown}
+        return Averages(numbers, int(samples), has_weight=bool(weight))
 
     def mark_logged(self) -> None:
         """Begin the next stretch between log points, without the last one's nan and infinity."""
@@ -306,7 +331,7 @@ class Averages:
         return self.values[LOSS]
 
 
-def columns_of(task: Task) -> dict[str, slice]:
+def _columns_of(task: Task) -> dict[str, slice]:
     """Return the columns of each sum in a row; its weight is in the next column.
 
     The samples come first, then the loss.
@@ -318,50 +343,6 @@ def columns_of(task: Task) -> dict[str, slice]:
     return columns
 
 
-def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages | None:
-    """Return the means of a row of sums and the derived metrics; None if nothing was counted.
-
-    Raises ConfigError for weights by which gradients and metrics were not divided, or by which
-    nothing can be.
-    """
-    samples = row[SAMPLES]
-    if not samples:
-        return None
-    means, columns = dict[str, Any](), columns_of(task)
-    of_loss = "training_loss" if learns else "loss"
-    for name, each in columns.items():
-        sums, weight = row[each], row[each.stop]
-        if not 0 <= weight < math.inf and (weight < 0 or all(map(math.isfinite, sums))):
-            raise refusal(
-                task,
-                of_loss if name == LOSS else "measure",
-                f": the weights of {name} add up to {weight:g}, or one is below 0; let each be a"
-                " finite number that is not",
-            )
-        found = [value / weight if weight else math.nan for value in sums]
-        means[name] = found[0] if len(found) == 1 else found
-    peaks = row[len(row) - len(task.reductions) :]
-    for (name, how), value in zip(task.reductions.items(), peaks, strict=True):
-        means[name] = -value if how == "min" else value
-    weight = row[LOSS_WEIGHT]
-    if task.weight_is_samples and weight != samples and math.isfinite(weight):
-        raise refusal(
-            task,
-            of_loss,
-            f": its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples"
-            " says that they are the samples; leave that out",
-        )
-    known = {**means, **(task.derive(means) or {})}
-    if missing := [name for name in task.metrics if name not in known]:
-        raise ConfigError(
-            f"{type(task).__name__}: task.metrics names {', '.join(missing)}, which neither measure"
-            " nor derive gives; add it there"
-        )
-    return Averages(
-        {name: float(known[name]) for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
-    )
-
-
 def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
     """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
     if not averages.has_weight:
@@ -371,3 +352,79 @@ def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
             f": its weights add up to 0 in epoch {epoch}, so that nothing was learned; give samples"
             " a weight, or targets that are not all to be ignored",
         )
+
+
+def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
+    """Return the sums of `task.measure`, each with the `expected` number of values.
+
+    Raises ConfigError where these are not the real sums and weights that it says.
+    """
+    terms = task.measure(outputs, batch)
+    if not isinstance(terms, Mapping):
+        raise refusal(
+            task, "measure", f" gives {described(terms)}; return a dict of name: (sum, weight)"
+        )
+    names = [name for name in (*expected, *task.reductions) if batch.progress.measures(name)]
+    if terms.keys() - {*batch.progress.left_out} != {*names}:
+        given, named = ", ".join(terms) or "nothing", ", ".join(names) or "none"
+        further = [f"{name}: max" for name in terms if name not in names]
+        same = f"such as metrics: {{{further[0]}}} in its YAML, " if further else ""
+        raise refusal(
+            task,
+            "measure",
+            f" gives {given}, and task.metrics names {named}; let them be the same, {same}name in"
+            ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each, or'
+            " have one measured in evaluations only: {better: max, train: false}",
+        )
+    for name, term in terms.items():
+        if name in task.reductions and not isinstance(term, Real) and _problem((term, 1), 1):
+            raise refusal(task, "measure", f": {name} is {described(term)}; give one real number")
+        if name in expected and (problem := _problem(term, expected[name])):
+            raise refusal(task, "measure", f": {name} {problem}")
+    return terms
+
+
+def check_loss(loss: Any, task: Task, *, learns: bool = True) -> None:
+    """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
+    problem = _problem(loss, None)
+    if not problem and learns and not loss[0].requires_grad:
+        problem = (
+            "gives a number without a gradient; compute it from the model's outputs, without"
+            " detach, item or argmax"
+        )
+    if problem:
+        raise refusal(task, "training_loss" if learns else "loss", f" {problem}")
+
+
+def refusal(task: Task, method: str, problem: str) -> ConfigError:
+    """Return the error of a task whose `method` has a problem."""
+    return ConfigError(f"{method_of(task, method)}{problem}")
+
+
+def _problem(term: object, size: int | None) -> str:
+    """Return the problem of a sum of `size` values, or of a tensor [] if `size` is None."""
+    if not isinstance(term, tuple | list) or len(term) != 2:
+        return f"is {described(term)}; give its sum and its weight"
+    total, weight = term
+    fits = isinstance(total, Tensor) and not total.is_complex()
+    fits = fits and not (total.dim() if size is None else total.numel() != size)
+    if not fits and not (size == 1 and isinstance(total, Real)):
+        many = "one real number" if size in (None, 1) else f"{size} real numbers"
+        return f"is {described(total)}; give its sum, a tensor of {many}"
+    if isinstance(weight, Tensor):
+        fits, shown = weight.numel() == 1 and not weight.is_complex(), described(weight)
+    else:
+        fits, shown = isinstance(weight, Real) and not weight < 0, repr(weight)
+    fix = "give a real number that is not below 0, such as len(outputs)"
+    return "" if fits else f"has the weight {shown}; {fix}"
+
+
+def method_of(task: Task, name: str) -> str:
+    """Return the method that gives the `loss`, `training_loss` or `measure`, for an error."""
+    kind = type(task)
+    if isinstance(task, PhasedTask):
+        is_phases = name == "training_loss" or getattr(kind, name) is getattr(PhasedTask, name)
+        name = "phase" if is_phases else name
+    elif name == "training_loss" and kind.training_loss is Task.training_loss:
+        name = "loss"
+    return f"{kind.__name__}.{name}"

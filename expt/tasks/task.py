@@ -5,14 +5,16 @@ The driver imports the modules of this package that configure a task, and no tor
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from expt.errors import ConfigError, described, first_line
 from expt.features import Anything, Feature, at_least_single
+from expt.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,8 +116,6 @@ class Task(ABC):
         The mean of each tensor, unless overridden: by the tasks whose outputs are logits it is that
         of the probabilities. Tensors of integers or of true and false must be equal in all.
         """
-        import torch
-
         from expt.data.loading import leaves, mapped
 
         def mean(first: Tensor) -> Tensor:
@@ -165,8 +165,6 @@ class Task(ABC):
 
 def mean_of_logits(several: Sequence[Tensor], dim: int) -> Tensor:
     """Return the logarithm of the mean of the probabilities of classes along `dim`."""
-    import torch
-
     logarithms = torch.stack([at_least_single(logits).log_softmax(dim) for logits in several])
     return logarithms.logsumexp(0) - math.log(len(several))
 
@@ -233,3 +231,37 @@ class PhasedTask(Task):
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
         """Return the outputs that `metrics` names."""
         return {name: outputs[name] for name in (*self.sums, *self.reductions) if name in outputs}
+
+
+@contextlib.contextmanager
+def train_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model compute in an evaluation as in training.
+
+    Some give their losses only there, such as torchvision's detectors. Its batch norms and dropouts
+    stay as in the evaluation. Random numbers that it draws are the same in each call, and those
+    after the call are as without it, as are the model's buffers.
+    """
+    nn = torch.nn
+    left_alone = (
+        nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d,
+        nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    )  # fmt: skip
+    modes = {module: module.training for module in model.modules()}
+    buffers = [
+        (module, name, one, one.clone())
+        for module in modes
+        for name, one in module.named_buffers(recurse=False)
+    ]
+    devices = {one.device for one in model.parameters() if one.is_cuda}
+    with torch.random.fork_rng([*devices]):
+        torch.manual_seed(0)
+        try:
+            for module in modes:
+                module.training = module.training or not isinstance(module, left_alone)
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+            for module, name, one, value in buffers:
+                one.data.copy_(value)
+                setattr(module, name, one)

@@ -84,15 +84,38 @@ def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], N
     return average if tracked else lambda: None
 
 
-class GroupedBatchNorm(nn.BatchNorm2d):
-    """A batch norm over groups of `group_size` images, for inputs of any number of dimensions."""
+class _BatchNorm(nn.BatchNorm2d):
+    """A batch norm for inputs of any number of dimensions, with its own statistics in training."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize [B, C, ...], and update the running statistics as torch's own layer does."""
+        if not self.training:
+            statistics, affine = (self.running_mean, self.running_var), (self.weight, self.bias)
+            by_batch = self.running_mean is None
+            return functional.batch_norm(input, *statistics, *affine, by_batch, 0.0, self.eps)
+        output, mean, variance = self.normalise(input)
+        tracked = self.num_batches_tracked
+        if self.running_mean is None or self.running_var is None or tracked is None:
+            return output
+        with torch.no_grad():
+            tracked.add_(1)
+            momentum = 1 / int(tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean, momentum)
+            self.running_var.lerp_(variance, momentum)
+        return output
+
+    def normalise(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output in training, and the mean [C] and the unbiased variance [C]."""
+        raise NotImplementedError
+
+
+class GroupedBatchNorm(_BatchNorm):
+    """A batch norm over groups of `group_size` images; some groups are one image smaller."""
 
     group_size: int
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize [B, C, ...]; where B is not a multiple of the size, some groups are smaller."""
-        if not self.training:
-            return _evaluated(self, input)
+    def normalise(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalize each group, and average their statistics."""
         parts = input.tensor_split(-(-len(input) // self.group_size))
         like = at_least_single(input[:0]) if self.running_mean is None else self.running_mean
         means, variances = like.new_zeros(2, len(parts), self.num_features)
@@ -103,23 +126,18 @@ class GroupedBatchNorm(nn.BatchNorm2d):
             )
             for index, part in enumerate(parts)
         ]
-        _remember(self, means.mean(0), variances.mean(0))
-        return torch.cat(outputs)
+        return torch.cat(outputs), means.mean(0), variances.mean(0)
 
 
-class SynchronisedBatchNorm(nn.BatchNorm2d):
-    """A batch norm over the images of all workers, for inputs of any number of dimensions."""
+class SynchronisedBatchNorm(_BatchNorm):
+    """A batch norm over the images of all workers, which may have unequal numbers."""
 
     gather: Gather
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize [B, C, ...], where B may differ between workers."""
-        if not self.training:
-            return _evaluated(self, input)
+    def normalise(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalize by the statistics of all workers' images."""
         settings = self.weight, self.bias, self.eps, self.gather
-        output, mean, variance = _AcrossWorkers.apply(input, *settings)
-        _remember(self, mean, variance)
-        return cast(Tensor, output)
+        return cast("tuple[Tensor, Tensor, Tensor]", _AcrossWorkers.apply(input, *settings))
 
 
 class _AcrossWorkers(torch.autograd.Function):
@@ -134,7 +152,8 @@ class _AcrossWorkers(torch.autograd.Function):
         eps: float,
         gather: Gather,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        pixels, dims, features = at_least_single(input), _all_but_channels(input), input.shape[1]
+        pixels, features = at_least_single(input), input.shape[1]
+        dims, by_channel = [0, *range(2, input.dim())], [1, -1, *[1] * (input.dim() - 2)]
         variance, mean = torch.var_mean(pixels, dims, correction=0)
         count = mean.new_tensor([input.numel() // features])
         # In float64, else each worker's rounding would show in all
@@ -150,10 +169,9 @@ class _AcrossWorkers(torch.autograd.Function):
         unbiased = (variance * total / (total - 1)).to(pixels)
         ctx.save_for_backward(input, weight, mean, scale)
         ctx.mark_non_differentiable(mean, unbiased)
-        ctx.total, ctx.gather = total.to(pixels), gather
+        ctx.total, ctx.gather, ctx.dims, ctx.by_channel = total.to(pixels), gather, dims, by_channel
         factor = scale if weight is None else scale * weight
         shift = -mean * factor if bias is None else bias - mean * factor
-        by_channel = _shape_of_channels(input)
         output = pixels * factor.view(by_channel) + shift.view(by_channel)
         return output.to(input.dtype), mean, unbiased
 
@@ -161,7 +179,7 @@ class _AcrossWorkers(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, mean, scale = ctx.saved_tensors
-        dims, by_channel = _all_but_channels(input), _shape_of_channels(input)
+        dims, by_channel = ctx.dims, ctx.by_channel
         gradient, pixels = at_least_single(gradient), at_least_single(input)
         centred = pixels - mean.view(by_channel)
         sums = torch.stack((gradient.sum(dims), (gradient * centred).sum(dims)))
@@ -184,28 +202,3 @@ def of_torch(module: nn.Module) -> list[Any]:
                 " batch_norm=per_worker leaves as it is"
             )
     return [layer for _, layer in layers]
-
-
-def _evaluated(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:
-    statistics, affine = (layer.running_mean, layer.running_var), (layer.weight, layer.bias)
-    by_batch = layer.running_mean is None
-    return functional.batch_norm(input, *statistics, *affine, by_batch, 0.0, layer.eps)
-
-
-@torch.no_grad()
-def _remember(layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """Update the running statistics by those of a batch, as torch's own layer does."""
-    if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
-        return
-    layer.num_batches_tracked.add_(1)
-    momentum = 1 / int(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean, momentum)
-    layer.running_var.lerp_(variance, momentum)
-
-
-def _all_but_channels(input: Tensor) -> list[int]:
-    return [0, *range(2, input.dim())]
-
-
-def _shape_of_channels(input: Tensor) -> list[int]:
-    return [1, -1, *[1] * (input.dim() - 2)]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from expt.errors import sized_by
+from expt.errors import sized_by, warn
 
 T = TypeVar("T")
 BUCKET_BYTES = 2**25
@@ -34,6 +34,13 @@ class Worker:
     device: torch.device
     gpus: tuple[int, ...] = ()
     """Those that it may use, of those it can see; all of them where one process drives several."""
+    beat: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Reports progress, such as a step of training or a batch of an evaluation."""
+
+    def warn(self, text: str) -> None:
+        """Warn on rank 0, which speaks for all workers."""
+        if self.rank == 0:
+            warn(text)
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
@@ -107,13 +114,18 @@ def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
     return total
 
 
+def _sending(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device whose tensors a group sends for sure."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
 def max_across_workers(
-    values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
+    values: Sequence[float], group: dist.ProcessGroup | None = None
 ) -> list[float]:
     """Return the largest of every worker's `values` by element, waiting for the device."""
     if not dist.is_initialized():
         return list(values)
-    largest = torch.tensor(values, dtype=torch.float64, device=device)
+    largest = torch.tensor(values, dtype=torch.float64, device=_sending(group))
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     return cast("list[float]", largest.tolist())
 
@@ -126,14 +138,14 @@ def patient_barrier() -> Callable[[], object]:
     return functools.partial(dist.barrier, group)
 
 
-def from_rank_0(value: T | None, device: torch.device) -> T:
+def from_rank_0(value: T | None) -> T:
     """Return rank 0's `value` on every worker; tensors in it must be on the CPU.
 
     It is sent in pieces: torch's collectives of objects take its whole size of the device's memory.
     """
     if not dist.is_initialized():
         return cast("T", value)
-    is_first = dist.get_rank() == 0
+    is_first, device = dist.get_rank() == 0, _sending()
     mine = bytearray(pickle.dumps(value) if is_first else b"")
     size = torch.tensor(len(mine), device=device)
     dist.broadcast(size, 0)
@@ -149,7 +161,7 @@ def gather_across_workers(value: T, group: dist.ProcessGroup | None = None) -> l
     """Return every worker's `value`, by rank, on every worker; in pieces, as `from_rank_0`."""
     if not dist.is_initialized():
         return [value]
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    device = _sending(group)
     mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     size = torch.tensor([len(mine)], device=device)
     sizes = stack_across_workers(size, group).flatten().tolist()

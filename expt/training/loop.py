@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from expt.data.loading import Batch, to_device
 from expt.errors import is_out_of_memory, sized_by
-from expt.tasks.checks import check_loss
-from expt.tasks.sums import Averages, Sums
+from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
 from expt.training.collectives import broadcast, gather_across_workers, sum_across_workers

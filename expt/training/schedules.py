@@ -261,7 +261,9 @@ def lr_factor(
 ) -> Callable[[int], float]:
     """Return the function from steps done to the fraction of `peak_lr` that the next step uses."""
     if isinstance(config, groups.Linear):
-        return functools.partial(_linear, _warmup_of(config, total_steps), total_steps)
+        share = config.warmup_steps  # a fraction of all steps is rounded up, as in transformers
+        warmup = math.ceil(share * total_steps) if share < 1 else int(share)
+        return functools.partial(_linear, warmup, total_steps)
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
     def factor(step: int) -> float:
@@ -277,12 +279,6 @@ def lr_factor(
         return 1.0
 
     return factor
-
-
-def _warmup_of(config: groups.Linear, total_steps: int) -> int:
-    """Return the steps of the warm-up; a fraction of all is rounded up, as in transformers."""
-    share = config.warmup_steps
-    return math.ceil(share * total_steps) if share < 1 else int(share)
 
 
 def _linear(warmup: int, total: int, step: int) -> float:

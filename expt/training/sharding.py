@@ -47,14 +47,18 @@ def whole(tensor: Tensor) -> Tensor:
     return cast(Tensor, part.to(part.device_mesh.device_type).full_tensor())  # it may be offloaded
 
 
-def shard_as(parameter: Any, full: Tensor) -> Tensor:
-    """Return this worker's shard of `full`, placed as `parameter` is; `full` if that is whole."""
-    if not is_sharded(parameter):
+def shard_as(pattern: Any, full: Tensor) -> Tensor:
+    """Return this worker's shard of `full`, placed as `pattern` is.
+
+    Return `full` itself where `pattern` is None, whole, or of another shape.
+    """
+    if pattern is None or not is_sharded(pattern) or pattern.shape != full.shape:
         return full
     from torch.distributed.tensor import distribute_tensor
 
-    given, mesh = full.to(local(parameter).device), parameter.device_mesh
-    return distribute_tensor(given, mesh, parameter.placements, src_data_rank=None)
+    given, mesh = full.to(local(pattern).device), pattern.device_mesh
+    found = distribute_tensor(given, mesh, pattern.placements, src_data_rank=None)
+    return found.clone()  # it may be a view of the whole
 
 
 def sum_over_shards(values: Tensor, shards: int, world_size: int) -> Tensor:
@@ -95,8 +99,8 @@ def shard(
             part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
     for name, parameter in module.named_parameters():
         for key, value in attributes[name].items():
-            alike = isinstance(value, Tensor) and value.shape == parameter.shape
-            vars(parameter)[key] = shard_as(parameter, value) if alike else value
+            is_tensor = isinstance(value, Tensor)
+            vars(parameter)[key] = shard_as(parameter, value) if is_tensor else value
 
 
 @functools.cache  # with each mesh of replicas come process groups, which stay
@@ -265,14 +269,14 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def in_step(
-    batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
+    batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch]
 ) -> Iterator[Batch]:
     """Yield a worker's batches, then weightless ones by `blank`(samples) until all workers end."""
     iterator = iter(batches)
     try:
         while True:
             batch = next(iterator, None)
-            if not max_across_workers([float(batch is not None)], device)[0]:
+            if not max_across_workers([float(batch is not None)])[0]:
                 return
             yield blank(1)._replace(weightless=True) if batch is None else batch
     finally:
@@ -358,13 +362,6 @@ def gather_state(state: Any, *, keep: bool) -> Any:
     return map_leaves(kept, state)
 
 
-def shard_of(tensor: Tensor, pattern: Tensor | None) -> Tensor:
-    """Return this worker's shard of a whole tensor, or all of it where `pattern` is not sharded."""
-    if pattern is None or not is_sharded(pattern) or pattern.shape != tensor.shape:
-        return tensor
-    return shard_as(pattern, tensor).clone()  # it may be a view of the whole
-
-
 def scatter_state(state: Any, like: Like, device: torch.device) -> Any:
     """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
@@ -384,7 +381,7 @@ def scatter_state(state: Any, like: Like, device: torch.device) -> Any:
             full = mine.to(device, copy=True).contiguous()
         if dist.is_initialized():
             dist.broadcast(full, src=0)
-        found = shard_of(full, like(key))
+        found = shard_as(like(key), full)
         return found if is_sharded(found) else found.cpu()
 
-    return map_leaves(received, from_rank_0(shape, device))
+    return map_leaves(received, from_rank_0(shape))

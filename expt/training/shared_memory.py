@@ -113,7 +113,7 @@ def average_bucket(
 def _map_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
     mine, problem = _allocate(size) if rank == 0 else (None, "")
-    place = collectives.from_rank_0(_place_of(mine) or problem, torch.device("cpu"))
+    place = collectives.from_rank_0(_place_of(mine) or problem)
     if not isinstance(place, _Place):
         fix = "use ddp.shared_memory=false"
         if os.strerror(errno.EFBIG) in place:  # this memory counts as a file

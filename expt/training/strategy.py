@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from expt.data.indexing import local_slice
 from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
-from expt.errors import ConfigError, is_out_of_memory, listed, sized_by, warn
+from expt.errors import ConfigError, is_out_of_memory, listed, sized_by
 from expt.training import batch_norm, collectives, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.parameter_groups import members
@@ -175,7 +175,7 @@ class Sharded(Strategy):
         return found
 
     def batches(self, batches: Iterable[Batch], module: nn.Module) -> Iterable[Batch]:
-        return sharding.in_step(batches, module, self.blank, self.worker.device)
+        return sharding.in_step(batches, module, self.blank)
 
     def whole(self, module: nn.Module) -> nn.Module:
         if self.outline is None:
@@ -239,8 +239,7 @@ class Fitting(Strategy):
                 if is_least or not is_out_of_memory(error):
                     raise
                 lack = copy.copy(error)  # its traceback would keep tensors alive
-            cpu = torch.device("cpu")
-            (lacks,) = collectives.max_across_workers([lack is not None], cpu, self._group)
+            (lacks,) = collectives.max_across_workers([lack is not None], self._group)
             if found is not None and not lacks:
                 break
             first = next(filter(None, collectives.gather_across_workers(lack, self._group)))
@@ -250,11 +249,11 @@ class Fitting(Strategy):
             gc.collect()
             if self.worker.device.type == "cuda":
                 torch.cuda.empty_cache()
-        if self.at_a_time != before and self.worker.rank == 0:
+        if self.at_a_time != before:
             number = f"{self.at_a_time}"
             if batch_norm.has_batch_norm(self.model):
                 number += ", over which its batch norms normalise"
-            warn(
+            self.worker.warn(
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
                 f" samples at a time; from this step on {number}"
             )

@@ -24,8 +24,8 @@ from expt.training import batch_norm, collectives, patches
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.strategy import can_be_cut, in_parts
-from expt.worker.copies import SAMPLES, Copies, Look, first_samples
-from expt.worker.sum_check import TRAINING, SumCheck
+from expt.worker.custom_code import SAMPLES, Copies, Look, first_samples
+from expt.worker.sum_check import TRAINING, check_sums
 
 NEAR_OUTPUTS, ABOUT_OUTPUTS = 1e-3, 0.1
 """The share of the largest output by which others may differ; ABOUT in 16 bits."""
@@ -35,22 +35,17 @@ class BatchChecks:
     """The checks of a run: in the first steps of this process, and in its first evaluation."""
 
     def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
-        self._worker = worker
-        copies = Copies(learner, worker.device)
+        self._worker, self._number = worker, config.gradient_accumulation
+        self._copies = Copies(learner, worker.device)
         can_copy = not config.is_sharded
         has_own_model = can_copy and isinstance(config.model, Target)
-        has_own_task = can_copy and isinstance(config.task, Target)
-        is_own = has_own_model or has_own_task
-        self._sums = SumCheck(copies) if has_own_task else None
-        cuts = can_copy and config.gradient_accumulation != 1
-        self._curve = _CurveCheck(config, copies, worker, is_own=is_own) if cuts else None
+        self._has_own_task = can_copy and isinstance(config.task, Target)
+        self._is_own = has_own_model or self._has_own_task
+        self._looks_at_curve = can_copy and self._number != 1
         # Gloo compares sizes, and its error is explained.
         may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
-        self._shares = _ShareCheck(copies, worker) if is_own and may_hang else None
-        # A custom task's loss has a check of its own, and says nothing of the model.
-        loss = None if has_own_task else LOSS
-        looks = has_own_model and worker.rank == 0
-        self._outputs = _OutputCheck(copies, loss) if looks else None
+        self._looks_at_shares = self._is_own and may_hang
+        self._looks_at_outputs = has_own_model and worker.rank == 0
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
@@ -59,51 +54,47 @@ class BatchChecks:
         the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
         Raises ConfigError where NCCL would exchange unequal shares.
         """
-        if self._shares is not None:
-            batches = self._shares.of_steps(batches)
-        sums, number = self._sums if begins else None, 0
-        while (sums or self._curve) and (batch := next(batches, None)) is not None:
+        if self._looks_at_shares:
+            batches = self._of_equal_shares(batches)
+        checks_sums, number = self._has_own_task and begins, 0
+        while (checks_sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
             number += 1
             if number & (number - 1):
                 yield batch
                 continue
             look = Look(batch)
             yield batch
-            few = _of_all_workers(look.samples())
-            if sums is not None:
+            few = look.samples()
+            sizes = collectives.gather_across_workers(few.size if few else 0)
+            if len({*sizes}) > 1:  # those that meet in a look are all there
+                few = None
+            if checks_sums:
                 warns = self._worker.rank == 0 and number == 1
-                has_zero = few is not None and sums.check(few, warns=warns)
-                if not any(collectives.gather_across_workers(has_zero)):
-                    sums = None
-            if self._curve is not None:
-                self._curve.check(few, batch)
-                self._curve = None
+                has_zero = few is not None and check_sums(self._copies, few, warns=warns)
+                checks_sums = any(collectives.gather_across_workers(has_zero))
+            if self._looks_at_curve:
+                self._looks_at_curve = False
+                self._check_curve(few, batch)
         yield from batches
 
-    def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and warn where a sample's outputs depend on others of its batch."""
-        outputs, self._outputs = self._outputs, None
-        return batches if outputs is None else outputs.of_evaluation(batches)
+    def _of_equal_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches; refuse the first of unequal shares, on which NCCL would hang."""
+        for batch in batches:
+            share, surplus = divmod(batch.global_size, self._worker.world_size)
+            if self._looks_at_shares and surplus:
+                self._looks_at_shares = False
+                if _gathers(self._copies, batch, min(SAMPLES, share)):
+                    raise ConfigError(
+                        f"drop_last=false: {batch.global_size} samples are unequal shares of"
+                        f" {self._worker.world_size} workers, and the model or the loss gathers"
+                        " them; use drop_last=true"
+                    )
+            yield batch
 
-
-def _of_all_workers(few: Batch | None) -> Batch | None:
-    """Return a worker's samples if all have as many: those that meet in a look are all there."""
-    sizes = {*collectives.gather_across_workers(few.size if few else 0)}
-    return few if len(sizes) == 1 else None
-
-
-class _CurveCheck:
-    """The check of whether micro-batches change the curve."""
-
-    def __init__(self, config: RunConfig, copies: Copies, worker: Worker, *, is_own: bool) -> None:
-        self._number, self._copies, self._worker = config.gradient_accumulation, copies, worker
-        self._is_own = is_own
-
-    def check(self, few: Batch | None, batch: Batch) -> None:
-        """Warn where the micro-batches of a worker's share of a batch do; a collective."""
+    def _check_curve(self, few: Batch | None, batch: Batch) -> None:
+        """Warn where the micro-batches of a worker's share change the curve; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
-        norms = any(layer.training for layer in layers)
-        depends = norms
+        depends = norms = any(layer.training for layer in layers)
         if few is not None and self._is_own and not norms:
             depends = _depends(self._copies, few, TRAINING, (True, False))
         number, share = self._number, -(-batch.global_size // self._worker.world_size)
@@ -117,21 +108,17 @@ class _CurveCheck:
             f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
         )
 
-
-class _OutputCheck:
-    """The check of whether outputs of a custom model depend on the others of their batch."""
-
-    def __init__(self, copies: Copies, loss: str | None) -> None:
-        self._copies, self._loss = copies, loss
-
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and warn after the first where they do."""
-        if (first := next(batches, None)) is not None:
+        """Yield the batches; warn after the first where outputs depend on the others of a batch."""
+        if self._looks_at_outputs and (first := next(batches, None)) is not None:
+            self._looks_at_outputs = False
             look, begun = Look(first), patches.collectives_begun()
             yield first
             # In a collective it would wait for the others.
             few = look.samples() if begun == patches.collectives_begun() else None
-            if few and _depends(self._copies, few, self._loss, (False,)):
+            # A custom task's loss has a check of its own, and says nothing of the model.
+            loss = None if self._has_own_task else LOSS
+            if few and _depends(self._copies, few, loss, (False,)):
                 warn(
                     "model: in an evaluation a sample's outputs depend on the others of its batch"
                     " (as by a batch norm without running statistics, or a mean over dimension 0),"
@@ -183,48 +170,27 @@ def _numbers(
     return torch.cat([torch.zeros(1), *itertools.chain(*zip(*found, strict=True))]), total
 
 
-class _ShareCheck:
-    """The check of whether workers would exchange unequal shares, on which NCCL hangs."""
+def _gathers(copies: Copies, batch: Batch, number: int) -> bool:
+    """Return whether workers exchange tensors as large as their number of samples.
 
-    def __init__(self, copies: Copies, worker: Worker) -> None:
-        self._copies, self._worker, self._is_left = copies, worker, True
-
-    def of_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; raise ConfigError before the first of unequal shares; a collective."""
-        for batch in batches:
-            share, surplus = divmod(batch.global_size, self._worker.world_size)
-            if self._is_left and surplus:
-                self._is_left = False
-                if self._gathers(batch, min(SAMPLES, share)):
-                    raise ConfigError(
-                        f"drop_last=false: {batch.global_size} samples are unequal shares of"
-                        f" {self._worker.world_size} workers, and the model or the loss gathers"
-                        " them; use drop_last=true"
-                    )
-            yield batch
-
-    def _gathers(self, batch: Batch, number: int) -> bool:
-        """Return whether workers exchange tensors as large as their number of samples.
-
-        Not where integers are exchanged before, as to pad unequal shares. Samples may come in
-        pairs.
-        """
-        if number < 4 or not can_be_cut(batch):
-            return False
-        found = list[list[tuple[int, bool]]]()
-        with contextlib.suppress(Exception):  # training will raise it
-            for size in (number, number - 2):
-                module, task, few = self._copies.make(first_samples(batch, size), 0)
-                with self._copies.trying(), _Exchanges() as seen:
-                    task.training_loss(task.forward(module.train(), few), few)
-                found.append(seen.tensors)
-        if len(found) < 2:
-            return False
-        for one, other in zip(found[0], found[1], strict=False):
-            _, is_integer = one
-            if one != other or is_integer:
-                return one != other
+    Not where integers are exchanged before, as to pad unequal shares. Samples may come in pairs.
+    """
+    if number < 4 or not can_be_cut(batch):
         return False
+    found = list[list[tuple[int, bool]]]()
+    with contextlib.suppress(Exception):  # training will raise it
+        for size in (number, number - 2):
+            module, task, few = copies.make(first_samples(batch, size), 0)
+            with copies.trying(), _Exchanges() as seen:
+                task.training_loss(task.forward(module.train(), few), few)
+            found.append(seen.tensors)
+    if len(found) < 2:
+        return False
+    for one, other in zip(found[0], found[1], strict=False):
+        _, is_integer = one
+        if one != other or is_integer:
+            return one != other
+    return False
 
 
 class _Exchanges(TorchDispatchMode):

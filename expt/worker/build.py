@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from expt import machine, progress, signals
 from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
-from expt.config.kinds import every_of, metrics_of, only_in_evaluations
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -38,7 +38,6 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks import extra_metrics
-from expt.tasks.sums import Sums
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim, schedules, sharding
 from expt.training.collectives import Worker
@@ -56,9 +55,9 @@ BEAT_S = 0.2
 
 @progress.phase("reading the data")
 @sized_by("data")
-def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
+def build_data(config: RunConfig, worker: Worker) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
-    with in_turn(config, worker, beat):
+    with in_turn(config, worker):
         data = data_build.build(
             config.dataset,
             config.task,
@@ -93,7 +92,7 @@ def num_readers(config: RunConfig) -> int:
 
 
 @contextlib.contextmanager
-def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
+def in_turn(config: RunConfig, worker: Worker) -> Iterator[None]:
     """Let workers construct a dataset in turn, without a limit in time; a collective.
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
@@ -101,20 +100,31 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     opening = config.dataset.opening()
     with contextlib.ExitStack() as stack:
         if opening != "at once":
-            meet = stack.enter_context(patiently(config, worker, beat))
+            meet = stack.enter_context(patiently(config, worker))
         if opening == "in turn":
             stack.enter_context(_turn(lock_of(config.dataset.label), worker, meet))
         yield
 
 
 @contextlib.contextmanager
-def patiently(
-    config: RunConfig, worker: Worker, beat: Callable[[], None]
-) -> Iterator[Callable[[], object]]:
+def patiently(config: RunConfig, worker: Worker) -> Iterator[Callable[[], object]]:
     """Report progress while the body reads a dataset, on any worker; a collective."""
     done, meet = threading.Event(), collectives.patient_barrier()
-    about = done, beat, config.timeout_s, f"{config.dataset.label}: rank {worker.rank}"
-    beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
+
+    def beat_until_done() -> None:
+        """Warn once after `timeout_s`."""
+        began, patience_s = time.monotonic(), config.timeout_s
+        while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
+            worker.beat()
+            if time.monotonic() - began > patience_s:
+                patience_s = math.inf
+                warn(
+                    f"{config.dataset.label}: rank {worker.rank} is still constructing it or"
+                    f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
+                    f" here\n\n{watchdog.main_stack()}"
+                )
+
+    beats = threading.Thread(target=beat_until_done, name="construction", daemon=True)
     beats.start()
     try:
         yield meet
@@ -129,35 +139,19 @@ def _turn(file: Path, worker: Worker, meet: Callable[[], object]) -> Iterator[No
     """Let a machine's first worker, which may download, go first; a lock stops other runs."""
     from filelock import FileLock  # late: only for custom datasets
 
+    if worker.local_rank:
+        meet()
+        yield
+        return
     lock = FileLock(file)
     try:
-        if worker.local_rank:
-            meet()
-        else:
-            with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
-                file.parent.mkdir(parents=True, exist_ok=True)
-                lock.acquire()
+        with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
         yield
-        lock.release()
-        if not worker.local_rank:
-            meet()
     finally:
         lock.release()
-
-
-def _beat_until(
-    done: threading.Event, beat: Callable[[], None], timeout_s: float, where: str
-) -> None:
-    """Call `beat` until it is done; warn once after `timeout_s`."""
-    began, patience_s = time.monotonic(), timeout_s
-    while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
-        beat()
-        if time.monotonic() - began > patience_s:
-            patience_s = math.inf
-            warn(
-                f"{where} is still constructing it or reading its first samples after"
-                f" {timeout_s:g} s (timeout_s); it is here\n\n{watchdog.main_stack()}"
-            )
+    meet()
 
 
 def lock_of(label: str) -> Path:
@@ -234,7 +228,7 @@ def _check_first_output(
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not built.compiled and config.task.takes.has_one_class:
         number = data.info.features.shapes["num_classes"]
-        check_first_output(built.module, own, number, warns=worker.rank == 0)
+        check_first_output(built.module, own, number, worker)
 
 
 def _build_model(
@@ -276,9 +270,9 @@ def module_maker(
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:
-    is_first = worker.rank == 0 and worker.device.type == "cpu"
-    if is_first and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
-        warn(
+    on_cpu = worker.device.type == "cpu"
+    if on_cpu and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
+        worker.warn(
             f"amp={str(config.amp).lower()}: this CPU has no arithmetic in bfloat16, so float32 is"
             " probably faster; use amp=false"
         )
@@ -339,13 +333,6 @@ def _has_closure(
     return True
 
 
-def build_sums(config: RunConfig, learner: Learner, device: torch.device) -> Sums:
-    """Build the sums of an epoch's training."""
-    skips, repeats = config.on_nan == "skip", learner.strategy.repeats_steps
-    about = {"finite_only": skips, "repeats_steps": repeats}
-    return Sums(learner.task, device, **about, left_out=every_of(config.task))
-
-
 def build_position(config: RunConfig, data: Data) -> Position:
     """Build the position at the begin of the run, with its length."""
     length = len(data.train), config.total_steps(len(data.train))
@@ -372,16 +359,12 @@ def build_dashboard(
 
 
 def evaluation_batches(
-    loader: Loader | Together,
-    split: str,
-    worker: Worker,
-    beat: Callable[[], None],
-    now: Progress,
+    loader: Loader | Together, split: str, worker: Worker, now: Progress
 ) -> Iterator[Batch]:
-    """Yield a worker's batches of a split, calling `beat` before each."""
+    """Yield a worker's batches of a split, and report progress before each."""
     with progress.phase(f"evaluating {split}", loader.size) as here:
         for batch in loader.evaluation():
-            beat()
+            worker.beat()
             yield batch._replace(progress=now)
             here.done += batch.size * worker.world_size
 

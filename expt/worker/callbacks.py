@@ -48,7 +48,7 @@ class Callbacks:
                     network.read(self._device)
         mine = [self._step_interval(index, each) for index, each in enumerate(self.built)]
         # All know it: of a sharded model they gather the copy that a callback gets
-        self._every: list[int] = collectives.from_rank_0(mine, self._device) if targets else mine
+        self._every: list[int] = collectives.from_rank_0(mine) if targets else mine
 
     def _step_interval(self, index: int, callback: Callback) -> int:
         """Return the number of steps between its calls; 0 for none."""

@@ -30,7 +30,7 @@ from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapt, train_at
 from expt.training.own_state import load_own_state, own_state
 from expt.training.parameter_groups import members
-from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_of
+from expt.training.sharding import gather_state, is_sharded, local, scatter_state, shard_as
 
 State = Mapping[str, Any]
 TRAINED = "training_weights"
@@ -69,30 +69,29 @@ class Checkpoints:
         about: Callable[[], Mapping[str, Any]],
         *,
         bests: Sequence[int] = (),
-        target: Path | None = None,
+        waits: bool = False,
     ) -> None:
         """Begin to write `state` and rank 0's `about`, as the last checkpoint; a collective.
 
-        If it is one of the best, `bests` are the steps of all that are kept, the best first.
-        `target` is another file to write to.
+        If it is one of the best, `bests` are the steps of all that are kept, the best first. A call
+        that `waits` until all is written needs no copy.
         """
-        is_first, parts = self._worker.rank == 0, None
-        owned = target is not None
+        is_first, parts, is_copy = self._worker.rank == 0, None, False
         if self._writes_parts(state):
             folder, checkpoints = None, self._paths.checkpoints
             if is_first:
                 checkpoints.mkdir(parents=True, exist_ok=True)
                 folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
-            parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
+            parts = checkpoints / collectives.from_rank_0(folder)
             room = ROOM * available_memory() / self._worker.local_world_size
-            owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
+            waits |= sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
-            state, owned = gather_state(state, keep=is_first), True
+            state, is_copy = gather_state(state, keep=is_first), True
         if is_first:
             state = {**state, **checkpoint.copied(about())}
         if is_first or parts:
-            self._writer.save(state, bests=bests, target=target, parts=parts, owned=owned)
-        if owned and (parts or target):
+            self._writer.save(state, bests=bests, parts=parts, owned=waits or is_copy)
+        if waits:
             self._writer.wait()  # before training changes it
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
@@ -101,7 +100,7 @@ class Checkpoints:
             size = sum(one.numel() * one.element_size() for one in leaves(state))
             lacks = self._worker.rank == 0 and size > ROOM * available_memory()
             wanted = self._wanted is True or lacks
-            self._in_parts = any(collectives.max_across_workers([wanted], self._worker.device))
+            self._in_parts = any(collectives.max_across_workers([wanted]))
         return self._in_parts
 
 
@@ -213,7 +212,7 @@ class Snapshot:
 
     def is_there(self, path: Path) -> bool:
         """Return whether rank 0 has a checkpoint at `path`; a collective."""
-        return collectives.from_rank_0(path.exists(), self.worker.device)
+        return collectives.from_rank_0(path.exists())
 
     def load_best(self, path: Path) -> None:
         """Load the weights of the checkpoint at `path`, if rank 0 has one; a collective."""
@@ -257,7 +256,7 @@ def _held(like: Like, key: str, value: Any) -> Any:
     """Return this worker's shard, the weights of the file, or a copy of a tensor that changes."""
     if not isinstance(value, Tensor) or is_sharded(value):
         return value
-    found = shard_of(value, like(key))
+    found = shard_as(like(key), value)
     is_weight = key.startswith(("model/", "ema/"))
     return value.clone() if found is value and not is_weight else found
 

@@ -17,7 +17,7 @@ import gc
 import io
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from expt.config import constraints, groups, secrets, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError, ExptError, RunFailed, listed, warn
+from expt.errors import ConfigError, ExptError, RunFailed, listed
 from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -45,9 +45,9 @@ from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import build
 from expt.worker.checkpoints import Snapshot
-from expt.worker.copies import Copies
+from expt.worker.custom_code import Copies
 from expt.worker.diagnosis import in_words, lost_peers
-from expt.worker.sum_check import SumCheck
+from expt.worker.sum_check import check_sums
 
 SCALE = 100.0
 """The factor of gradients: a clip, for instance, has an effect on large ones."""
@@ -70,15 +70,13 @@ KEEP_STATE = (
 
 
 @progress.phase("comparing sharded steps with whole ones")
-def compare(
-    config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
-) -> str | None:
+def compare(config: RunConfig, data: Data, worker: Worker) -> str | None:
     """Return the compared model ("whole", "fewer_blocks", "nothing"); None if there is no need.
 
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
     where its steps fail. A collective; restores the states of random numbers.
     """
-    if not _is_due(config):
+    if not (config.is_sharded or _custom_optimizers(config)):
         return None
     samples = min(config.batch_size, data.train.size) // worker.world_size
     plain = replace(
@@ -94,19 +92,19 @@ def compare(
     with random_state.kept(worker.device), precision_kept():
         set_precision("highest")
         torch.backends.cudnn.benchmark = False
-        compared = _run(plain, data, worker, beat)
+        compared = _run(plain, data, worker)
     gc.collect()  # two models with reference cycles
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    if compared == "nothing" and worker.rank == 0:
+    if compared == "nothing":
         lacks = "was not compared with a whole model before the first epoch"
         if config.is_sharded:
             lacks += ", nor were the sums of a custom task checked"
-        warn(f"{_where(config)}: {lacks}")
+        worker.warn(f"{_where(config)}: {lacks}")
     return compared
 
 
-def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]) -> str:
+def _run(config: RunConfig, data: Data, worker: Worker) -> str:
     """Compare; return the compared model, as `compare`."""
     with _quiet():
         chosen = _choose(config, data, worker)
@@ -117,11 +115,7 @@ def _run(config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None]
         comparison = _Comparison(settings, data, worker)
     comparison.check_sums()
     with _quiet():
-        return model if comparison.run(beat) else "nothing"
-
-
-def _is_due(config: RunConfig) -> bool:
-    return config.is_sharded or bool(_custom_optimizers(config))
+        return model if comparison.run() else "nothing"
 
 
 def _custom_optimizers(config: RunConfig) -> list[str]:
@@ -180,7 +174,7 @@ def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig, s
     if worker.device.type == "cuda":
         room = torch.cuda.mem_get_info(worker.device)[0]
     lacks = float(4 * COPIES * numbers > ROOM * room)
-    if collectives.max_across_workers([lacks], worker.device)[0]:
+    if collectives.max_across_workers([lacks])[0]:
         return None
     return config, "fewer_blocks" if config is smaller else "whole"
 
@@ -228,9 +222,9 @@ class _Comparison:
         """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             copies = Copies(self._whole, self._worker.device)
-            SumCheck(copies).check(self._all, warns=self._worker.rank == 0)
+            check_sums(copies, self._all, warns=self._worker.rank == 0)
 
-    def run(self, beat: Callable[[], None]) -> bool:
+    def run(self) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""
         if self._whole.phases or self._whole.has_closure:
             return False
@@ -238,13 +232,13 @@ class _Comparison:
         self._samples = self._fitting_samples()
         total_steps = self._config.total_steps(len(self._data.train))
         self._step(advances=total_steps > 0)
-        beat()
+        self._worker.beat()
         self._is_loaded = True
         with self._failing():
             self._resume()
         self._check_weights("weights")
         self._step(advances=total_steps > 1)
-        beat()
+        self._worker.beat()
         if self._config.is_sharded:
             self._check_outputs()
         return True

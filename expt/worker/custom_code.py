@@ -1,12 +1,13 @@
-"""Checks of custom code: outputs, metrics, untrained tensors and lost state."""
+"""Checks of custom code: outputs, metrics, untrained tensors, lost state; copies to try it on."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,17 +21,22 @@ from expt.data.build import keep_doubles
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
 from expt.data.loader import Loader
-from expt.data.loading import named_leaves
-from expt.errors import ConfigError, described, listed, warn
+from expt.data.loading import Batch, leaves, named_leaves
+from expt.errors import ConfigError, described, listed
 from expt.tasks.task import Task
-from expt.training import collectives, random_state
+from expt.training import batch_norm, collectives, random_state
 from expt.training.callback import Callback
+from expt.training.collectives import Worker
 from expt.training.learner import Learner, trained_names
 from expt.training.optim import parts_of
+from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker.rank_health import UNEQUAL
 
 FEW = 2
 """Samples on which metrics are tried."""
+SAMPLES = 8
+"""Samples on which a custom model or task is tried."""
+T = TypeVar("T")
 
 
 class FirstSteps:
@@ -40,11 +46,10 @@ class FirstSteps:
         self,
         config: RunConfig,
         learner: Learner,
+        worker: Worker,
         callbacks: Sequence[Callback] = (),
-        *,
-        warns: bool,
     ) -> None:
-        self._learner, self._warns = learner, warns
+        self._learner, self._worker = learner, worker
         self._steps, self._epochs = 0, 0
         self._shapes = _shapes(learner.module)
         self._parameters = {id(each): each for each in learner.module.parameters()}
@@ -117,8 +122,8 @@ class FirstSteps:
             )
             if names and where.startswith("model"):
                 raise ConfigError(problem)
-            if names and where == "task" and self._warns:
-                warn(problem)
+            if names and where == "task":
+                self._worker.warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
         """Warn of any worker's state that a checkpoint lacks: at the first, and after two epochs.
@@ -136,8 +141,8 @@ class FirstSteps:
         self._epochs += not within_epoch
         # Attributes that later steps have made may change, too:
         self._watched = self._watch() if self._epochs < 2 else {}
-        if lost and self._warns:
-            warn(
+        if lost:
+            self._worker.warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
                 " begins it again; keep it in state_dict and load_state_dict of a task, an"
                 " optimizer, a scheduler or a callback, or in a model's buffer, or get_extra_state"
@@ -181,7 +186,7 @@ def _methods(one: object) -> tuple[str, ...]:
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()
 
 
-def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
+def check_first_output(module: nn.Module, target: str, num_classes: int, worker: Worker) -> None:
     """Check in the first forward pass that a custom model gives scores of the classes."""
 
     def check(_: nn.Module, __: object, output: object) -> None:
@@ -195,11 +200,13 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
         fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
         if outputs < num_classes:
             raise ConfigError(f"{gives}; {fix}")
-        if outputs > num_classes and warns:
-            warn(f"{gives}: the surplus ones are never right; {fix}")
+        if outputs > num_classes:
+            worker.warn(f"{gives}: the surplus ones are never right; {fix}")
         totals = output.detach().float().sum(1)
-        if warns and output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
-            warn(f"{where} probabilities, and cross-entropy takes logits; leave out the softmax")
+        if output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
+            worker.warn(
+                f"{where} probabilities, and cross-entropy takes logits; leave out the softmax"
+            )
 
     hook = module.register_forward_hook(check)
 
@@ -219,3 +226,54 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
         with learner.precision.autocast():
             outputs = task.forward(module.eval(), batch)
         learner.extra_metrics.try_out(task, outputs, batch)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the model, the task and samples, on which code is tried that may change them."""
+
+    learner: Learner
+    device: torch.device
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run the body in the learner's precision, without gradients and compiled code.
+
+        Random numbers are restored after it.
+        """
+        autocast = self.learner.precision.autocast()
+        eager: Any = contextlib.nullcontext()
+        if self.learner.compiled:
+            eager = torch.compiler.set_stance("force_eager")
+        with random_state.kept(self.device), torch.no_grad(), eager, autocast:
+            yield
+
+    def make(self, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
+        """Return all that custom code may change in place, after seeding random numbers."""
+        learner = self.learner
+        parts = (*learner.module.modules(), learner.task)
+        kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
+        # torch refuses to copy tensors that the last step has computed
+        memo: Any = {id(one): one.detach().clone() for one in kept}
+        module, task, batch = copy.deepcopy((learner.module, learner.task, batch), memo)
+        batch_norm.part_from_workers(module)
+        random_state.seed(seed)
+        return module, task, batch
+
+
+class Look:
+    """A few samples of a batch before it is used, and the state of custom modules then."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._few = first_samples(batch) if can_be_cut(batch) and not batch.weightless else None
+        self._watched = [Watched(one, {}) for one in changes.own_modules_and_classes().values()]
+
+    def samples(self) -> Batch | None:
+        """Return them; None if the batch can't be cut, or if its use has changed the state."""
+        return None if any(each.lost({}) for each in self._watched) else self._few
+
+
+def first_samples(batch: Batch, number: int = SAMPLES) -> Batch:
+    """Return a copy of the first samples, which a step may change."""
+    few = copied(part_of(batch, slice(number)))
+    return few._replace(global_size=few.size)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,24 +61,22 @@ SHORT_S, SHORT_STEPS = 0.02, 30
 """Shorter steps than SHORT_S vary more: SHORT_STEPS of them are timed."""
 
 
-def measure_weights(
-    evaluation: Evaluation, request: RunRequest, worker: Worker, beat: Callable[[], None]
-) -> str:
+def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker) -> str:
     """Evaluate the weights of runs, write the numbers to the folder, and return "completed"."""
     config, paths = request.config, request.paths
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     ways, rounds = shared(evaluation.runs, evaluation.split)
     pairs = zip(evaluation.runs, ways, strict=True)
-    loaded = [_member(run, way, worker, beat) for run, way in pairs]
+    loaded = [_member(run, way, worker) for run, way in pairs]
     members = [member for member, *_ in loaded]
     _, record, state = loaded[0]
     with sized_by("data"):
         data = {
-            way: _data(evaluation, config, evaluation.runs[way], worker, beat)
+            way: _data(evaluation, config, evaluation.runs[way], worker)
             for way in dict.fromkeys(ways)
         }
-    beat()
+    worker.beat()
     for way, each in data.items():
         evaluation_data.keep_doubles(members[way].trained, each.loaders)
     features, evaluator = data[0].features, _evaluator(config, members, evaluation.flips, worker)
@@ -93,7 +90,7 @@ def measure_weights(
     began = time.perf_counter()
     at = {key: state["position"][key] for key in ("epoch", "step")}
     now = Progress(**at, planned=record["total_steps"], is_evaluation=True)
-    batches = build.evaluation_batches(together, evaluation.split, worker, beat, now)
+    batches = build.evaluation_batches(together, evaluation.split, worker, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gather() if review else None
@@ -103,38 +100,35 @@ def measure_weights(
     _write_events(values, about, paths, pictures, seen)
     if seen:
         about["by_class"] = by_class(seen[0], names)
-    metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
+    metrics = tagged(values, evaluation.split, worker.warn)
     if evaluation.own_data and len(members) == 1 and not evaluation.flips:
         _warn_of_others(metrics, record, state, values.samples, config)
-    told = features.record
     update_result(
-        paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
+        paths,
+        status=COMPLETED,
+        evaluation_of=about,
+        metrics=metrics,
+        eval_s=eval_s,
+        data=features.record,
     )
     return COMPLETED
 
 
-def _member(
-    run: Trained, way: int, worker: Worker, beat: Callable[[], None]
-) -> tuple[Member, Any, Any]:
+def _member(run: Trained, way: int, worker: Worker) -> tuple[Member, Any, Any]:
     """Return a run's model, its record, and the rest of its checkpoint's state; a collective."""
     with sized_by("model"):
-        record, state = _read_run(run, worker)
-        beat()
+        with progress.phase("loading the checkpoint"):
+            # Only rank 0 looks: the run may be under way, and ranks would find different files.
+            found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
+            record, file = collectives.from_rank_0(found)
+            state = read_together(file, worker, lambda _: read(file))
+        worker.beat()
         trained = rebuilt(record, state, worker.device, amp=run.config.amp)
     compile_module(trained.model, mode_of(run.config.compile, steps=0))
     task = run.config.task.build(Facts(targets=trained.features.targets))
     load_own_state(task, state["workers"], worker.device, worker.rank)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     return Member(trained, task, way), record, state
-
-
-def _read_run(run: Trained, worker: Worker) -> tuple[Any, Any]:
-    """Return the record of a run, and the state of its checkpoint; a collective."""
-    with progress.phase("loading the checkpoint"):
-        # Only rank 0 looks: the run may be under way, and ranks would find different files.
-        found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
-        record, file = collectives.from_rank_0(found, worker.device)
-        return record, read_together(file, worker, lambda _: read(file))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +217,7 @@ def _cause(record: Any, changed: Sequence[str]) -> str:
 
 
 def _data(
-    evaluation: Evaluation,
-    config: RunConfig,
-    run: Trained,
-    worker: Worker,
-    beat: Callable[[], None],
+    evaluation: Evaluation, config: RunConfig, run: Trained, worker: Worker
 ) -> EvaluationData:
     options = LoaderOptions(
         batch_size=config.batch_size,
@@ -236,7 +226,7 @@ def _data(
         channels_last=config.channels_last,
         eval_batch_size=config.samples_per_evaluation,
     )
-    with build.in_turn(run.config, worker, beat):
+    with build.in_turn(run.config, worker):
         return evaluation_data.load(
             run.config.dataset,
             config.task,
@@ -287,9 +277,9 @@ def _about(
     return about
 
 
-def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) -> str:
+def time_steps(request: RunRequest, worker: Worker) -> str:
     """Train and evaluate on a few batches, write the times, and return "completed"."""
-    run = Run(request, worker, beat=beat, compares=False)
+    run = Run(request, worker, compares=False)
     start_s = time.monotonic() - request.waited_since
     steps_s = _time_steps(run)
     eval_s = _time_evaluation(run, PREFLIGHT_STEPS)
@@ -320,7 +310,7 @@ def _time_steps(run: Run) -> list[float]:
         now = time.perf_counter()
         steps_s.append(now - began)
         began = now
-        run.beat()
+        run.worker.beat()
         if len(steps_s) == PREFLIGHT_STEPS:
             total_s = collectives.sum_across_workers(torch.tensor(steps_s[-1], device=device))
             if total_s.item() < SHORT_S * run.worker.world_size:
@@ -345,7 +335,7 @@ def _time_evaluation(run: Run, most: int) -> float:
         nonlocal seen
         for batch in itertools.islice(batches, most):
             seen += batch.size
-            run.beat()
+            run.worker.beat()
             yield batch._replace(progress=now)
 
     began = time.perf_counter()

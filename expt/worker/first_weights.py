@@ -16,7 +16,6 @@ from expt.config.groups import HuggingFaceModel, NamedModel
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
-from expt.data.fingerprint import published
 from expt.errors import ConfigError, DataError, listed, warn
 from expt.features import Features
 from expt.inference import frozen, load
@@ -58,7 +57,7 @@ def load_frozen(worker: Worker, config: RunConfig) -> None:
         if worker.rank == 0:  # one within another is named by its weights alone
             for key, (one, *_) in mine.items():
                 read[key] = one.find(keys.get(str(one.weights), "weights"))
-        if not (found := collectives.from_rank_0(read, worker.device)):
+        if not (found := collectives.from_rank_0(read)):
             return
         for key, (record, file) in found.items():
             content = read_together(file, worker, functools.partial(mine[key][0].content, file))
@@ -71,11 +70,16 @@ def base_of(config: RunConfig, paths: RunPaths, worker: Worker) -> State | None:
     if not isinstance(config.model, HuggingFaceModel):
         return None
     record = read_result(paths) if worker.rank == 0 else None
-    return collectives.from_rank_0(record and record.get("base"), worker.device)
+    return collectives.from_rank_0(record and record.get("base"))
 
 
-def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
-    """Load the run's `weights`, if it has any; return the entry of result.json."""
+def begin_with(
+    config: RunConfig, module: nn.Module, worker: Worker, data: State, base: str | None = None
+) -> State:
+    """Load the run's `weights`, if it has any; return the entry of result.json.
+
+    `base` is the digest of the published model's files.
+    """
     if isinstance(module, HuggingFace) and worker.rank == 0:
         lacks = f"lacks {listed(module.drawn, SHOWN)}, which are drawn"
         notes = [lacks] if module.drawn and config.weights is None else []
@@ -87,7 +91,7 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
         return {}
     about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
-        _warn_of_runs(config, content, data)
+        _warn_of_runs(config, content, data, base)
     return about
 
 
@@ -162,10 +166,10 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn_of_scale(config, "model.pretrained=true", *scale)
 
 
-def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
+def _warn_of_runs(config: RunConfig, content: State, data: State, base: str | None) -> None:
     """Warn where the run that wrote the weights was trained on other data, or on other weights."""
     if getattr(config.model, "needs_base", False):
-        run, base = weights_named(str(config.weights)).run, published(config.model)
+        run = weights_named(str(config.weights)).run
         known = result_of_any(RunPaths(run)).get("content", {}) if run else {}
         if known.get("base", base) != base:
             warn(f"weights={config.weights}: its adapters are of other files than model.path's")
@@ -199,7 +203,7 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
     head = checkpoint_file.read(source) if snapshot.worker.rank == 0 else {}
-    built = collectives.from_rank_0(head.get("built"), snapshot.worker.device)
+    built = collectives.from_rank_0(head.get("built"))
     if built is None:
         fix = f"use weights={config.fork}"
         raise ConfigError(f"fork={config.fork}: was written by an earlier version of expt; {fix}")
@@ -209,9 +213,11 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
     before, now = saved["config"], shown(config)
     same_optimizer = _kind(before["optimizer"]) == _kind(now["optimizer"])
-    if snapshot.worker.rank == 0 and not same_optimizer:
+    if not same_optimizer:
         was, new = _word(before["optimizer"]), _word(now["optimizer"])
-        warn(f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh")
+        snapshot.worker.warn(
+            f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh"
+        )
     # how often this schedule would have been advanced before
     place = position.step - position.offset
     if learner.scheduler_interval == "epoch":

@@ -1,13 +1,16 @@
-"""The numbers of a run, over all its attempts: the last of each tag, the best, and the times."""
+"""The numbers of a run: the last of each tag, the best, the times, and the end that they bring."""
 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from expt.config import schema
 from expt.config.kinds import Better
+from expt.errors import counted, decimals
 from expt.runs.result import Best
 
 
@@ -34,13 +37,11 @@ class History:
         """The best evaluations, whose checkpoints are kept, the best first."""
         self.epoch_s: list[float] = []
         self.eval_s = 0.0
-        """The seconds of all evaluations."""
+        """The seconds of all evaluations, and of the test."""
         self.evaluated_at, self._evaluated_s = 0, 0.0
         """The step of the last evaluation, and the seconds of training until then."""
         self._began: float | None = None  # to train on in this epoch, since when its time counts
         self._earlier_s = 0.0
-        self.is_within_epoch = False
-        """True while an epoch is trained and its numbers are still to come."""
         self._warned = False
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -56,13 +57,18 @@ class History:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it after an earlier attempt."""
-        self._began, self.is_within_epoch = self._clock(), True
+        self._began = self._clock()
 
     def end_epoch(self) -> float:
         """Return the seconds of the epoch's training, which has ended."""
         self.epoch_s.append(self._of_epoch_s)
-        self._began, self._earlier_s, self.is_within_epoch = None, 0.0, False
+        self._began, self._earlier_s = None, 0.0
         return self.epoch_s[-1]
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """True while an epoch is trained and its numbers are still to come."""
+        return self._began is not None or self._earlier_s > 0
 
     def leave_out(self, seconds: float) -> None:
         """Leave seconds of the epoch out, in which nothing was trained."""
@@ -85,18 +91,10 @@ class History:
         """The seconds of training since the last evaluation."""
         return self.trained_s - self._evaluated_s
 
-    def begin_evaluation(self) -> None:
-        """Count another evaluation."""
-        self.evaluations += 1
-
     def forget(self, tags: Iterable[str]) -> None:
         """Forget the values of tags that are not measured now: older ones would pass for new."""
         for tag in tags:
             self.last.pop(tag, None)
-
-    def end_evaluation(self, seconds: float) -> None:
-        """Add the seconds of an evaluation, or of the test."""
-        self.eval_s += seconds
 
     def note_evaluation(self, epoch: int, step: int) -> bool:
         """Note an evaluation; return whether it is one of the best until now."""
@@ -144,7 +142,83 @@ class History:
         self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
         self.evaluations = state.get("evaluations", 0)
         self._earlier_s = state["elapsed_s"]
-        self.is_within_epoch = self._earlier_s > 0
+
+
+class EarlyStop:
+    """The end of a run before its last step, by a metric or the time; all workers know it."""
+
+    def __init__(
+        self,
+        settings: schema.EarlyStop | None,
+        better: Mapping[str, Better],
+        max_minutes: float | None = None,
+    ) -> None:
+        self._settings, self._max_minutes = settings, max_minutes
+        self.is_time_up = False
+        """True once the run has been trained for its longest time."""
+        self._threshold = settings.threshold if settings else None
+        patience = settings.patience if settings else None
+        self._patience = math.inf if patience is None else patience
+        self._better = better[settings.metric.partition("/")[0]] if settings else "min"
+        self._best: float | None = None
+        self._best_at, self._last = 0, math.nan
+        self._waited = 0
+        """Evaluations without an improvement."""
+
+    def look(self, values: Mapping[str, float], step: int) -> None:
+        """Take in the values of an evaluation, by their tags."""
+        if self._settings is None or self._settings.metric not in values:
+            return
+        self._last = values[self._settings.metric]
+        self._waited += 1
+        margin = self._settings.min_delta * (1 if self._better == "min" else -1)
+        if is_better(self._last + margin, self._best, self._better):
+            self._best, self._best_at, self._waited = self._last, step, 0
+
+    @property
+    def ended_by(self) -> str | None:
+        """The key by which the run ends; None if it continues."""
+        reached = operator.le if self._better == "min" else operator.ge
+        threshold, last = self._threshold, self._last
+        if threshold is not None and math.isfinite(last) and reached(last, threshold):
+            return "early_stop.threshold"
+        if self._waited >= self._patience:
+            return "early_stop.patience"
+        return "max_minutes" if self.is_time_up else None
+
+    @property
+    def may_be_due(self) -> bool:
+        """True if the run may end by it after one more evaluation."""
+        has_threshold = self._threshold is not None
+        return self.is_time_up or has_threshold or self._waited + 1 >= self._patience
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends, in words."""
+        key = self.ended_by
+        if self._settings is None or key == "max_minutes":
+            return f"max_minutes={self._max_minutes:g} of training are over"
+        metric, delta = self._settings.metric, self._settings.min_delta
+        if key == "early_stop.threshold":
+            last = decimals(self._last)
+            return f"{metric} is {last}, early_stop.threshold is {self._threshold:g}"
+        by = f" by more than {delta:g}" if delta else ""
+        text = f"{metric} has not improved{by} in {counted(self._waited, 'evaluation')}"
+        if self._best is None:
+            return text
+        return f"{text}; its best was {decimals(self._best)} at step {self._best_at}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best so far, when it was, and how long ago."""
+        metric = self._settings.metric if self._settings else None
+        best = {"best": self._best, "best_at": self._best_at}
+        return {"metric": metric, **best, "last": self._last, "waited": self._waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state of `state_dict`; start counting again if the metric has changed."""
+        if self._settings and state["metric"] == self._settings.metric and "waited" in state:
+            self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
+            self._best_at = state["best_at"]
 
 
 def is_better(value: float, than: float | None, better: Better) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expt.config.kinds import metrics_of
@@ -22,8 +21,7 @@ from expt.training.own_state import unchanged
 from expt.worker import build
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
 
@@ -37,7 +35,6 @@ class Judge:
     learner: Learner
     position: Position
     worker: Worker
-    beat: Callable[[], None]
     checks: BatchChecks
     callbacks: Callbacks
     health: RankHealth
@@ -61,7 +58,7 @@ class Judge:
         if split is None:
             self.early_stop.look(history.last, position.step)
         else:
-            history.begin_evaluation()
+            history.evaluations += 1
             every = self.every.items()
             rare = [name for name, number in every if history.evaluations % number]
             history.forget(tags.metric(name, split) for name in rare)
@@ -131,10 +128,8 @@ class Judge:
         """Measure a split, but for the metrics `left_out`."""
         began = time.perf_counter()
         values = self._look(split, left_out)
-        self.history.end_evaluation(time.perf_counter() - began)
-        self.record.log(
-            tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
-        )
+        self.history.eval_s += time.perf_counter() - began
+        self.record.log(tagged(values, split, self.worker.warn))
         if split == self.config.eval_split:
             self.early_stop.look(self.history.last, self.position.step)
         self.call_back("on_evaluation_end", split)
@@ -145,6 +140,6 @@ class Judge:
         assert loader is not None
         review = self.observer.review()
         now = self.position.progress(is_evaluation=True, left_out=tuple(left_out))
-        batches = build.evaluation_batches(loader, split, self.worker, self.beat, now)
+        batches = build.evaluation_batches(loader, split, self.worker, now)
         batches = self.checks.of_evaluation(batches)
         return evaluate(self.learner, batches, self.worker.device, review, left_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import os
 import sys
@@ -50,9 +51,9 @@ def main(
         guard: watchdog.Watchdog = watchdog.Watchdog(
             _patience_s(config), lambda: _give_up(config, guard.beats, report)
         )
-        worker = worker_of_environment(config)
+        worker = dataclasses.replace(worker_of_environment(config), beat=guard.beat)
         with progress.reported(print) if worker.rank == 0 else contextlib.nullcontext():
-            return run_as(worker, request, source, meeting, guard.beat)
+            return run_as(worker, request, source, meeting)
     except Exception as error:
         trains = not isinstance(request.instead, Evaluation)
         _fail(in_words(error, config, trains=trains), report)
@@ -97,9 +98,8 @@ def run_as(
     request: RunRequest,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
-    beat: Callable[[], None] = lambda: None,
 ) -> str:
-    """Train or evaluate as `worker`, with a `beat` for each batch, and return the status."""
+    """Train or evaluate as `worker`, and return the status."""
     config = request.config
     if config.patches.malloc and worker.device.type == "cpu":
         # FSDP gathers tensors of many sizes: kept when freed, they would fill memory.
@@ -121,12 +121,12 @@ def run_as(
     run: Run | None = None
     used = devices.in_use(gpus, lambda: run is not None and run.steps.first_s is not None)
     with used, group, torch.autograd.set_detect_anomaly(anomalies):
-        beat()
+        worker.beat()
         if isinstance(request.instead, Evaluation):
-            return evaluation.measure_weights(request.instead, request, worker, beat)
+            return evaluation.measure_weights(request.instead, request, worker)
         if request.instead == "preflight":
-            return evaluation.time_steps(request, worker, beat)
-        run = Run(request, worker, beat=beat, resumes=source is not None)
+            return evaluation.time_steps(request, worker)
+        run = Run(request, worker, resumes=source is not None)
         return run.train(source)
 
 

@@ -17,7 +17,7 @@ from expt.config import constraints
 from expt.config.schema import POWERSGD_BEGINS, RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.errors import ConfigError, first_line, listed, warn
+from expt.errors import ConfigError, first_line, listed
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
@@ -46,12 +46,9 @@ def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, list[Callable[[], None]]]:
     """Return the model with the wanted batch norms, and the collectives that end their step."""
-    if (
-        config.batch_norm != "per_worker"
-        and worker.rank == 0
-        and not batch_norm.has_batch_norm(module)
-    ):
-        warn(f"batch_norm={config.batch_norm}: has no effect, for the model has no batch norm")
+    if config.batch_norm != "per_worker" and not batch_norm.has_batch_norm(module):
+        why = "has no effect, for the model has no batch norm"
+        worker.warn(f"batch_norm={config.batch_norm}: {why}")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
     if config.batch_norm == "groups":
@@ -133,8 +130,8 @@ def _compare_workers(
     if trained and len(collectives.kinds_of_devices(worker.device)) == 1:
         raise ConfigError(f"model: {listed(trained)}: differs between workers: {UNEQUAL}")
     known.update(names)
-    if (buffers := [name for name in names if name not in trained]) and worker.rank == 0:
-        warn(
+    if buffers := [name for name in names if name not in trained]:
+        worker.warn(
             f"model: {listed(buffers)}: has other values on other workers after a step; the next"
             " step and checkpoints use rank 0's; make it equal on all, or keep each worker's own in"
             " a custom task (state_dict)"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expt.errors import RunFailed, listed, warn
+from expt.errors import RunFailed, listed
 from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -55,13 +55,12 @@ class RankHealth:
     ) -> None:
         self._learner, self._position, self._worker = learner, position, worker
         self._check_weights = check_weights and worker.world_size > 1
-        self._began, self._from_step = time.perf_counter(), position.step
-        self._all_reduce_s: float | None = None
         self._rounds_differently = False
         self.spent_s = 0.0
         """The seconds of all readings, without the collective, which the sums need anyway."""
         self.readings: list[Reading] = []
         """Those of every rank, of the last epoch."""
+        self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it."""
@@ -111,9 +110,8 @@ class RankHealth:
         if len(kinds) == 1:
             raise RunFailed(f"{where} those of {first}: {UNEQUAL}")
         self._rounds_differently = True
-        if self._worker.rank == 0:
-            why = f"{listed(sorted(kinds))} may round differently"
-            warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
+        why = f"{listed(sorted(kinds))} may round differently"
+        self._worker.warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
 
 
 def reading(

@@ -26,10 +26,15 @@ from expt.training.learner import Position
 from expt.worker.history import History
 
 
-def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
-    """Return the averages by their tags; warn where nothing had a weight, if it `warns`."""
-    found = {tag(name): value for name, value in values.values.items()}
-    if warns and not values.has_weight:
+def tagged(
+    values: Averages, split: str | None, warn: Callable[[str], object] = lambda text: None
+) -> dict[str, float]:
+    """Return a split's averages, or those of the last steps, by tag; `warn` if nothing counts."""
+    found = {
+        tags.metric(name, split) if split else tags.RUNNING + name: value
+        for name, value in values.values.items()
+    }
+    if not values.has_weight:
         without = ", ".join(name for name, value in found.items() if math.isnan(value))
         warn(f"{without}: not measured, because every target is ignored or has no weight")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +20,12 @@ from expt.config.length import Length, beyond_the_end, never_measured
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
-from expt.errors import sized_by, warn
+from expt.errors import sized_by
 from expt.models.hugging_face import HuggingFace
-from expt.runs import tags
+from expt.runs import checkpoint_file, tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
-from expt.tasks.sums import Averages, loss_is_finite, refuse_weightless
+from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import random_state, schedules
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, rehearse, train_epoch
@@ -36,12 +35,11 @@ from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.judging import Judge
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
-from expt.worker.steps import Agreement, StepProfiler, Steps, Times
+from expt.worker.steps import Agreement, Steps, Times, profiler_of
 
 LONG_S = 60.0
 """Seconds of training that a run is to keep if an evaluation fails, or is killed."""
@@ -57,32 +55,37 @@ class Run:
         request: RunRequest,
         worker: Worker,
         *,
-        beat: Callable[[], None] = lambda: None,
         resumes: bool = False,
         compares: bool = True,
     ) -> None:
         """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
-        self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
-        self._path = tuple(sys.path)
+        self.config, self.paths, self.worker = config, request.paths, worker
+        self._path, self._base = tuple(sys.path), request.identity.content.get("base")
         self.until_epoch = math.inf if until is None else until
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
-        self.data = build.build_data(config, worker, beat)
+        self.data = build.build_data(config, worker)
         self.every = every_of(config.task)
-        beat()
-        self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
+        worker.beat()
+        self.compared = comparison.compare(config, self.data, worker) if compares else None
         base = first_weights.base_of(config, self.paths, worker) if resumes else None
         begins = not resumes
         self.learner = build.build_learner(config, self.data, worker, begins=begins, base=base)
         self.data = self.data.of_type(self.learner.module)
-        beat()
+        worker.beat()
         self.built = as_built(self.learner.module, self.learner.optimizer, self.learner.scheduler)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         never_measured(config, Length.of(config, self.position.steps_per_epoch))
         self.plan = schedules.plan(config.scheduler, **self.position.length)
-        self.sums = build.build_sums(config, self.learner, worker.device)
+        self.sums = Sums(
+            self.learner.task,
+            worker.device,
+            finite_only=config.on_nan == "skip",
+            repeats_steps=self.learner.strategy.repeats_steps,
+            left_out=self.every,
+        )
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         directions = metrics_of(config.task)
         better = directions[config.objective.partition("/")[0]]
@@ -101,10 +104,9 @@ class Run:
         self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
         profiler = None
         if config.profile and worker.rank == 0:
-            profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
-        self.steps = Steps(self.learner, worker.device, request.waited_since, beat, profiler)
-        warns = worker.rank == 0
-        self.first_steps = FirstSteps(config, self.learner, self.callbacks.built, warns=warns)
+            profiler = profiler_of(self.paths.trace, self.paths.operators, worker.device)
+        self.steps = Steps(self.learner, worker, request.waited_since, profiler)
+        self.first_steps = FirstSteps(config, self.learner, worker, self.callbacks.built)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
@@ -135,16 +137,18 @@ class Run:
         position, data = self.position, self.data.info.record
         weights: Mapping[str, Any] = {}
         if source is None:
-            weights = first_weights.begin_with(config, self.learner.module, worker, data)
+            weights = first_weights.begin_with(
+                config, self.learner.module, worker, data, self._base
+            )
         else:
             self._resume(source)
             if isinstance(self.data.train, StreamLoader) and not self.is_done:
-                with build.patiently(config, worker, self.beat):
+                with build.patiently(config, worker):
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         writes = worker.rank == 0
-        if writes and (unreached := self._unreached()):
-            warn(unreached)
+        if unreached := self._unreached():
+            worker.warn(unreached)
         events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
         classes, seen_by = own_code.targets(config), (self.history, self.observer)
@@ -152,7 +156,7 @@ class Run:
             self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
         )
         self.judge = Judge(
-            config, self.data, self.learner, position, worker, self.beat,
+            config, self.data, self.learner, position, worker,
             self._batch_checks, self.callbacks, self.health, *seen_by, self.early_stop, self.record,
             self.every,
         )  # fmt: skip
@@ -160,7 +164,7 @@ class Run:
         if isinstance(self.learner.module, HuggingFace):
             about["base"] = {**self.learner.module.base}
         self.record.begin(**position.length, data=data, **about)
-        self.beat()
+        worker.beat()
         if weights:
             file = {"file": str(config.weights), "identity": None}
             known = read_result(self.paths).get("weights_from", file)
@@ -213,7 +217,7 @@ class Run:
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
             if self.times.is_over(self.history.trained_s):
-                self.early_stop.note_time_up()
+                self.early_stop.is_time_up = True
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
@@ -277,7 +281,7 @@ class Run:
                 self.judge.call_back("on_epoch_end")
             due |= self.agreement.meet(self._wishes() | due)
             if "end" in due:
-                self.early_stop.note_time_up()
+                self.early_stop.is_time_up = True
             if ends_epoch:
                 self.health.refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
@@ -295,8 +299,7 @@ class Run:
         wishes = {"save"} if may_fail and self.times.unsaved_s > LONG_S else set[str]()
         if "save" in self.agreement.meet(wishes):
             self._owed = sorted(due)
-            self._save(weights)
-            self.checkpoints.wait()
+            self._save(weights, waits=True)
 
     def _end_run(self) -> None:
         """End the epoch and evaluate, where neither would be due if the run were longer.
@@ -307,8 +310,9 @@ class Run:
             return
         earlier, is_within_epoch = self.history.bests, self.history.is_within_epoch
         with self._in_use() as weights:
-            self._save_before(set(), weights)
-            self._save(weights, target=self.paths.before_end)
+            self._save(weights, waits=True)
+        if self.worker.rank == 0:
+            checkpoint_file.keep_as(self.paths.last, self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
             self.judge.is_at_best = False  # an optimizer with other weights rounds them again
@@ -340,7 +344,7 @@ class Run:
         refuse_weightless(values, self.learner.task, self.position.epoch)
         self._refuse_loss(values)
         points = {
-            **tagged(values, functools.partial(tags.metric, split="train")),
+            **tagged(values, "train"),
             tags.SAMPLES_PER_S: values.samples / seconds,
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
@@ -372,7 +376,7 @@ class Run:
         if values is None:
             return
         self._refuse_loss(values)
-        points = tagged(values, lambda name: tags.RUNNING + name, warns=self.worker.rank == 0)
+        points = tagged(values, None, self.worker.warn)
         if samples_per_s is not None:
             points |= {**self.steps.rates, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
         self.record.log(points)
@@ -386,9 +390,9 @@ class Run:
         return is_kept
 
     def _save(
-        self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
+        self, weights: list[Tensor], bests: Sequence[Best] = (), *, waits: bool = False
     ) -> None:
-        """Begin to write a checkpoint; a collective.
+        """Begin to write a checkpoint, or wait until it is written; a collective.
 
         The optimizer trains at `weights`, if at others than the model's; `bests` are to be kept
         where this is one of them.
@@ -397,7 +401,7 @@ class Run:
         if weights and self.learner.strategy.shards == 1:  # one worker has all
             state[TRAINED] = weights
         steps = [best["step"] for best in bests]
-        self.checkpoints.save(state, self._about, bests=steps, target=target)
+        self.checkpoints.save(state, self._about, bests=steps, waits=waits)
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""

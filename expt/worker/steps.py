@@ -30,19 +30,14 @@ OPERATORS = 10
 class Steps:
     """The steps of one worker; a user has waited for the first since `waited_since`.
 
-    That is a time of time.monotonic.
+    That is a time of time.monotonic. `profiler` is torch's, or None.
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        device: torch.device,
-        waited_since: float,
-        beat: Callable[[], None],
-        profiler: StepProfiler | None,
+        self, learner: Learner, worker: Worker, waited_since: float, profiler: Any
     ) -> None:
-        self._learner, self._device = learner, device
-        self._waited_since, self._beat, self._profiler = waited_since, beat, profiler
+        self._learner, self._worker = learner, worker
+        self._waited_since, self._profiler = waited_since, profiler
         self._step: progress.Phase | None = None
         self.rates: dict[str, float] = {tags.LR: 0.0}
         """The learning rates of the last step, by their tags."""
@@ -59,15 +54,15 @@ class Steps:
 
     def done(self) -> None:
         """Note that a step is done; call it before the learning rate changes."""
-        self._beat()
+        self._worker.beat()
         assert self._step
         self._step.again()
         optimizer = self._learner.optimizer
         self.rates = {tag: rate_of(optimizer, own) for tag, own in self._rated.items()}
         if self.first_s is None:
             self._step.name = "a step"
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if self._worker.device.type == "cuda":
+                torch.cuda.synchronize(self._worker.device)
             self.first_s = time.monotonic() - self._waited_since
         if self._profiler:
             self._profiler.step()
@@ -75,7 +70,7 @@ class Steps:
     def close(self) -> None:
         """Write the profile, if there is one."""
         if self._profiler:
-            self._profiler.close()
+            self._profiler.stop()
 
 
 class Times:
@@ -154,7 +149,7 @@ class Agreement:
             step_s = (now - self._since) / max(1, self._steps)
             mine = [float(wish in wishes) for wish in WISHES]
             *all_wishes, stops, slowest_s = collectives.max_across_workers(
-                [*mine, float(stop), step_s], self._worker.device
+                [*mine, float(stop), step_s]
             )
             wishes = {wish for wish, has in zip(WISHES, all_wishes, strict=True) if has}
             stop = stops > 0
@@ -164,34 +159,27 @@ class Agreement:
         return wishes
 
 
-class StepProfiler:
-    """A trace of TRACED_STEPS steps after UNPROFILED_STEPS, and torch's table of operators."""
+def profiler_of(trace: Path, table: Path, device: torch.device) -> Any:
+    """Start torch's profiler, which writes a trace of some steps, and a table of their operators.
 
-    def __init__(self, trace: Path, table: Path, device: torch.device) -> None:
-        from torch.profiler import ProfilerActivity, profile, schedule
+    They are TRACED_STEPS steps after UNPROFILED_STEPS, or fewer where it is stopped before.
+    """
+    from torch.profiler import ProfilerActivity, profile, schedule
 
-        on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-        self._trace, self._table = trace, table
-        self._device = device.type
-        self._profiler: Any = profile(
-            activities=[ProfilerActivity.CPU, *on_gpu],
-            schedule=schedule(wait=0, warmup=UNPROFILED_STEPS, active=TRACED_STEPS, repeat=1),
-            on_trace_ready=self._write,
-        )
-        self._profiler.start()
+    on_gpu = device.type == "cuda"
 
-    def step(self) -> None:
-        """Note that an optimizer step is done."""
-        self._profiler.step()
-
-    def close(self) -> None:
-        """Write the trace, also of a run that was too short for all its steps."""
-        self._profiler.stop()
-
-    def _write(self, profiler: Any) -> None:
-        profiler.export_chrome_trace(str(self._trace))
-        by = "self_cpu_time_total" if self._device == "cpu" else "self_device_time_total"
+    def write(profiler: Any) -> None:
+        profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
         averages[:] = [each for each in averages if not each.key.startswith("ProfilerStep")]
-        table = averages.table(by, row_limit=OPERATORS, max_name_column_width=40)
-        self._table.write_text(table, encoding="utf-8")
+        by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        written = averages.table(by, row_limit=OPERATORS, max_name_column_width=40)
+        table.write_text(written, encoding="utf-8")
+
+    profiler = profile(
+        activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu],
+        schedule=schedule(wait=0, warmup=UNPROFILED_STEPS, active=TRACED_STEPS, repeat=1),
+        on_trace_ready=write,
+    )
+    profiler.start()
+    return profiler

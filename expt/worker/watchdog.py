@@ -37,25 +37,22 @@ class Watchdog:
         *,
         nap: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._timeout_s, self._on_hang, self._nap, self._beats = timeout_s, on_hang, nap, 0
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    @property
-    def beats(self) -> int:
+        self._timeout_s, self._on_hang, self._nap = timeout_s, on_hang, nap
+        self.beats = 0
         """The number of calls of `beat`."""
-        return self._beats
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
         """Report progress, such as a step of training or a batch of an evaluation."""
-        self._beats += 1
+        self.beats += 1
 
     def _watch(self) -> None:
         # Counts its own naps, and so not the time in which the whole process is stopped.
         seen = unchanged = 0
         while unchanged < TICKS:
             self._nap(self._timeout_s / TICKS)
-            unchanged = unchanged + 1 if self._beats == seen else 0
-            seen = self._beats
+            unchanged = unchanged + 1 if self.beats == seen else 0
+            seen = self.beats
         self._on_hang()
 
 

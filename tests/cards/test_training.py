@@ -160,7 +160,7 @@ from expt.training import collectives
 worker = collectives.worker_from(os.environ, gpus=range(2))
 with collectives.process_group(worker, backend="nccl", timeout_s=60):
     mine = torch.arange(20_000_000) + worker.rank
-    sent = collectives.from_rank_0(mine if worker.rank == 0 else None, worker.device)
+    sent = collectives.from_rank_0(mine if worker.rank == 0 else None)
     assert torch.equal(sent, torch.arange(20_000_000))
     zero, one = collectives.gather_across_workers(mine)
     assert (zero[-1], one[-1]) == (19_999_999, 20_000_000)

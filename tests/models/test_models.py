@@ -123,10 +123,6 @@ def test_a_pooling_that_is_too_large_is_refused() -> None:
 
 OWN = """
 from torch import nn
-class Tiny(nn.Module):
-    def __init__(self, *, channels, image_size, num_classes, width):
-        super().__init__()
-        self.shape = (channels, image_size, num_classes, width)
 class Lazy(nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes):
         last = nn.LazyLinear(num_classes)
@@ -157,11 +153,6 @@ def own_models(tmp_path: Path, monkeypatch: Patch) -> None:
 def build_own(name: str, init: Any = DEFAULT, **kwargs: Any) -> Any:
     target = constraints.Target(target=f"own_model.{name}", kwargs=kwargs)
     return build(target, init, **GREY_28)
-
-
-def test_what_the_dataset_says_is_not_said_again() -> None:
-    with pytest.raises(ConfigError, match=r"^model\.num_classes: "):
-        build_own("Tiny", width=3, num_classes=10)
 
 
 def test_a_layer_that_cannot_be_trained_is_named() -> None:

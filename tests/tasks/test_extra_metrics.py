@@ -94,8 +94,7 @@ def test_any_number_of_workers_measures_as_one_does(task: Task, tmp_path: Path) 
             found = metrics(task)
             return [values_of(task, batches[start:stop], found) for _ in range(2)]
 
-        (folder := tmp_path / str(size)).mkdir()
-        for values in together(folder, size, each):
+        for values in together(tmp_path, size, each):
             assert values == [pytest.approx(expected, abs=1e-6)] * 2
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from expt.data.loading import Batch
 from expt.errors import ConfigError, DataError, Diverged
 from expt.models.vision import UNet
-from expt.tasks.checks import check_loss
 from expt.tasks.classification import Classification
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
-from expt.tasks.sums import MAX_KEPT, Sums, loss_is_finite, refuse_weightless
+from expt.tasks.sums import MAX_KEPT, Sums, check_loss, loss_is_finite, refuse_weightless
 from expt.tasks.task import PhasedTask, Sum, Task
 from tests.facade import Patch
 from tests.operators import Operators
@@ -203,7 +202,7 @@ def test_no_tensor_of_a_batch_stays(task: Task, learns: bool) -> None:
         held += [weakref.ref(tensor) for tensor in (outputs, targets, loss[0])]
     del outputs, targets, batch, loss
     assert not [tensor for tensor in held if tensor() is not None]
-    kept = [each for row in sums._kept for each in row.row] + [*sums._recent]
+    kept = [each for row in sums._kept for each in row] + [*sums._recent]
     assert not [each for each in kept if isinstance(each, torch.Tensor)]
     assert learns or not sums._recent
 

@@ -1,4 +1,4 @@
-"""The numbers of a run without its folder, and a plain step of gradient descent."""
+"""The numbers of a run without its folder, a plain step of gradient descent, equal weights."""
 
 from typing import Any
 
@@ -51,3 +51,8 @@ def descend(model: nn.Module, loss: Tensor, lr: float) -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.sub_(lr * parameter.grad)
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    """Whether all parameters are equal to the bit."""
+    return all(map(torch.equal, one.parameters(), other.parameters()))

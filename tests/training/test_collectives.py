@@ -61,15 +61,15 @@ class Net(nn.Module):
 def all_of_them(worker: Worker) -> dict[str, Any]:
     """Each collective once, and what became of what was given."""
     with worker.device:  # on which tensors are made
-        return _all_of(worker.rank, worker.device)
+        return _all_of(worker.rank)
 
 
-def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
+def _all_of(rank: int) -> dict[str, Any]:
     mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
     collectives.broadcast(buffers.buffers())
     collectives.broadcast_parameters(everything)
     told: dict[str, Any] = collectives.from_rank_0(
-        {"x": torch.tensor([2.5], device="cpu"), "y": "text"} if rank == 0 else None, device
+        {"x": torch.tensor([2.5], device="cpu"), "y": "text"} if rank == 0 else None
     )
     grads = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     grads[0].grad = mine.clone()
@@ -78,7 +78,7 @@ def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
     return {
         "grads": [None if one.grad is None else one.grad.tolist() for one in grads],
         "sum": collectives.sum_across_workers(mine).tolist(),
-        "max": collectives.max_across_workers([float(rank), -float(rank)], device),
+        "max": collectives.max_across_workers([float(rank), -float(rank)]),
         "told": (told["x"].tolist(), told["y"]),
         "gathered": collectives.gather_across_workers("a" * rank),
         "stacked": collectives.stack_across_workers(mine).tolist(),

@@ -20,6 +20,8 @@ from expt.training.optimizer_state import in_use, switch
 from expt.training.parameter_groups import rate_of
 from expt.training.schedules import Plateau, RisingRate, build_scheduler, lr_factor
 from tests.conftest import Configured
+from tests.training.plain import same_weights
+from tests.worker.ratings import Counting
 
 ADAM: Any = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 SGD = groups.SGDRule(name="sgd", lr=0.2, momentum=0.9, weight_decay=0.0, nesterov=False)
@@ -81,10 +83,6 @@ def trained(module: nn.Module, config: Any, schedule: Any, *, again: bool = Fals
     return optimizer
 
 
-def assert_same(one: nn.Module, other: nn.Module) -> None:
-    assert all(map(torch.equal, one.parameters(), other.parameters()))
-
-
 CASES: dict[str, tuple[str, Any, Callable[[Any], optim.Optimizer]]] = {
     "adamw": (r"^layers\.2", ADAMW, lambda own: optim.AdamW(own, 0.05, **ADAM, fused=True)),
     "momentum": (r"^layers\.[02]", SGD, lambda own: optim.SGD(own, 0.2, 0.9, fused=True)),
@@ -115,7 +113,7 @@ def test_as_two_optimizers_in_a_loop(
         step(theirs, batch, *optimizers)
         for one in schedules:
             one.step()
-    assert_same(ours, theirs)
+    assert same_weights(ours, theirs)
 
 
 def test_a_group_may_have_a_schedule_of_its_own() -> None:
@@ -213,25 +211,10 @@ def test_a_test_of_rates_leaves_those_of_others() -> None:
     assert (rate_of(optimizer), rate_of(optimizer, 0)) == pytest.approx((0.1, 0.02))
 
 
-class Remembering(optim.SGD):
+class Switched(Counting):
     """With state that is in no `state`, and weights to evaluate at."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
-        self.seen, self.at = 0, "eval"
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.seen += 1
-        for group in self.param_groups:
-            group["lr"] = 0.1 / self.seen
-        super().step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-        super().load_state_dict({key: state[key] for key in state if key != "seen"})
+    at = "eval"
 
     def train(self) -> None:
         self.at = "train"
@@ -241,20 +224,20 @@ class Remembering(optim.SGD):
 
 
 def test_a_custom_one_keeps_its_own_state_and_is_switched() -> None:
-    own = Target(target=f"{__name__}.Remembering", kwargs={"lr": 0.1})
+    own = Target(target=f"{__name__}.Switched", kwargs={"lr": 0.1})
     whole, parts = Rated(), Rated()
     whole.table.sparse = parts.table.sparse = False
     trained(whole, several((r"layers", own)), CONSTANT)
     optimizer = trained(parts, several((r"layers", own)), CONSTANT, again=True)
-    assert_same(whole, parts)
+    assert same_weights(whole, parts)
     assert isinstance(optimizer, Combined)
-    remembering = optimizer.parts[1]
-    assert isinstance(remembering, Remembering)
+    switched = optimizer.parts[1]
+    assert isinstance(switched, Switched)
     switch(optimizer, "train")
-    assert (remembering.seen, remembering.at) == (12, "train")
+    assert (switched.steps, switched.at) == (12, "train")
     with in_use(optimizer):
-        assert remembering.at == "eval"
-    assert remembering.at == "train"
+        assert switched.at == "eval"
+    assert switched.at == "train"
 
 
 def test_muon_of_a_group_has_its_matrices() -> None:

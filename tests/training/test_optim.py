@@ -19,6 +19,7 @@ from expt.training.parameter_groups import rate_of
 from expt.training.patches import without_guards
 from expt.training.schedules import Schedule, advance_after_evaluation, build_scheduler
 from tests.facade import Capture, python
+from tests.training.plain import same_weights
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
     "sgd": (
@@ -54,12 +55,6 @@ def train(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
         optimizer.step()
 
 
-def same(left: nn.Module, right: nn.Module) -> bool:
-    return all(
-        torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
-    )
-
-
 @of_each
 def test_the_same_bits_as_torchs_own(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
@@ -70,8 +65,8 @@ def test_the_same_bits_as_torchs_own(
     assert isinstance(optimizer, cls)
     train(ours, optimizer, 5)
     train(theirs, reference, 5)
-    assert same(ours, theirs)
-    assert not same(ours, net())
+    assert same_weights(ours, theirs)
+    assert not same_weights(ours, net())
 
 
 @of_each
@@ -140,8 +135,8 @@ def test_its_state_is_torchs_own(
     back.load_state_dict(copy.deepcopy(reference.state_dict()))
     for model, each in ((ours, optimizer), (theirs, reference), (again, back)):
         train(model, each, 2)
-    assert same(ours, theirs)
-    assert same(ours, again)
+    assert same_weights(ours, theirs)
+    assert same_weights(ours, again)
 
 
 def test_an_unguarded_optimizer_takes_a_second_group() -> None:

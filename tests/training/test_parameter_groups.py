@@ -14,6 +14,7 @@ from expt.models.transformer import Transformer
 from expt.training.optim import build_optimizer, hidden_matrices
 from expt.training.parameter_groups import depths, parameter_groups, rate_of
 from expt.training.schedules import build_scheduler
+from tests.training.plain import same_weights
 
 HEAD = ParameterGroup(match="^head", lr_scale=0.1, weight_decay=0.0)
 BIAS = ParameterGroup(match=r"bias$", lr_scale=2.0)
@@ -124,9 +125,7 @@ def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
                 optimizer.zero_grad()
         return module
 
-    ours, theirs = trained(groups=(HEAD,)), trained(groups=())
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert same_weights(trained(groups=(HEAD,)), trained(groups=()))
 
 
 @pytest.mark.parametrize(
@@ -208,12 +207,6 @@ def learn(module: nn.Module, optimizers: list[optim.Optimizer], steps: int) -> N
             optimizer.zero_grad()
 
 
-def same(left: nn.Module, right: nn.Module) -> bool:
-    return all(
-        torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
-    )
-
-
 def names_of(module: nn.Module, parameters: Any) -> set[str]:
     return {
         name
@@ -245,8 +238,8 @@ def test_it_is_torchs_muon_beside_torchs_adamw(unguarded: bool) -> None:
     adamw = optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     learn(ours, [optimizer], 4)
     learn(theirs, [muon, adamw], 4)
-    assert same(ours, theirs)
-    assert not same(ours, matrices_net())
+    assert same_weights(ours, theirs)
+    assert not same_weights(ours, matrices_net())
 
 
 def test_it_goes_on_from_its_state_to_the_same_bits() -> None:
@@ -259,7 +252,7 @@ def test_it_goes_on_from_its_state_to_the_same_bits() -> None:
     for module, optimizer in ((whole, first), (resumed, second)):
         optimizer.param_groups[0]["lr"] = 0.5  # as a schedule sets it
         learn(module, [optimizer], 2)
-    assert same(whole, resumed)
+    assert same_weights(whole, resumed)
     assert second.state_dict()["state"].keys() == first.state_dict()["state"].keys()
 
 

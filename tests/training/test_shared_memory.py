@@ -69,10 +69,8 @@ def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
         return "shared"
 
     cut = "the workers cannot share memory (no such place); use ddp.shared_memory=false"
-    (tmp_path / "a").mkdir()
-    assert together(tmp_path / "a", 3, functools.partial(refusal, room=True)) == [cut] * 3
-    (tmp_path / "b").mkdir()
-    for told in together(tmp_path / "b", 3, functools.partial(refusal, room=False)):
+    assert together(tmp_path, 3, functools.partial(refusal, room=True)) == [cut] * 3
+    for told in together(tmp_path, 3, functools.partial(refusal, room=False)):
         assert told.endswith(
             "can be shared by the workers (File too large);"
             " raise the limit of a file's size (ulimit -f), or use ddp.shared_memory=false"

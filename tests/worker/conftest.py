@@ -110,8 +110,7 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
         if size == 1 and not on_cards.ON:
             assert each(ALONE) == "completed"
             return RunFolder(folder)
-        (store := tmp_path / f"store of {name}").mkdir()
-        assert together(store, size, each) == ["completed"] * size
+        assert together(tmp_path, size, each) == ["completed"] * size
         return RunFolder(folder)
 
     return train

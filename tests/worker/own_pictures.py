@@ -4,25 +4,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 import expt
 from expt.data.loading import Batch
 from expt.tasks.task import Sum
 
 
-class Pictures(Dataset[Any]):
+class Pictures(TensorDataset):
     """Their class is the sample's number modulo 10, also as a number of another type."""
 
     def __init__(self, train: bool = True, dtype: str = "int64") -> None:
-        self.dtype = getattr(torch, dtype)
-        self.images = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(int(train)))
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.images[index], torch.tensor(index % 10, dtype=self.dtype)
+        images = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(int(train)))
+        super().__init__(images, (torch.arange(40) % 10).to(getattr(torch, dtype)))
 
 
 class Net(nn.Module):

@@ -4,24 +4,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 
-class Ratings(Dataset[Any]):
+class Ratings(TensorDataset):
     """75 pairs of a user and an item, each with a rating."""
 
     def __init__(self, train: bool = True, nan_at: int = -1) -> None:
         drawn = torch.Generator().manual_seed(int(train))
-        self.pairs = torch.randint(40, (75, 2), generator=drawn)
-        self.ratings = torch.randn(75, generator=drawn)
+        pairs = torch.randint(40, (75, 2), generator=drawn)
+        ratings = torch.randn(75, generator=drawn)
         if train and nan_at >= 0:
-            self.ratings[nan_at] = torch.nan
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.pairs[index], self.ratings[index]
+            ratings[nan_at] = torch.nan
+        super().__init__(pairs, ratings)
 
 
 class Rater(nn.Module):

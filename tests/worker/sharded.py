@@ -14,7 +14,6 @@ from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.strategy import Strategy
 from expt.worker.run import Run
-from tests import ranks
 from tests.facade import RunFolder, request_of
 
 Configs = Callable[..., RunConfig]
@@ -48,12 +47,6 @@ def trained(
         if config.tensorboard.histograms
         else run.train(source, lambda *_: Observer())
     )
-
-
-def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
-    """What each of `size` ranks returns, which meet in `folder`."""
-    (meeting := folder / f"meeting of {size}, {len(list(folder.iterdir()))}").mkdir()
-    return ranks.together(meeting, size, each)
 
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:

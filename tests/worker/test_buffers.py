@@ -65,14 +65,10 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_saved_statistics_are_rank_0s(size: int, configured: Configured, tmp_path: Path) -> None:
     config = dataclasses.replace(configured(*WORDS), world_size=size)
-    found = []
-    for number, broadcast in enumerate((True, False)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        found.append(
-            together(folder, size, functools.partial(trained, config=config, broadcast=broadcast))
-        )
-    before, now = found
+    before, now = (
+        together(tmp_path, size, functools.partial(trained, config=config, broadcast=broadcast))
+        for broadcast in (True, False)
+    )
     assert now[0][0] == before[0][0], "rank 0's, which a checkpoint has"
     assert [rank[1] for rank in now] == [rank[1] for rank in before], "the evaluation"
     assert now[1][0] != now[0][0], "else this tests nothing: the others have seen other images"

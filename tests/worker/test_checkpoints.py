@@ -30,9 +30,10 @@ from expt.worker.checkpoints import Checkpoints, Snapshot
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed, begun, common, same
+from tests.ranks import together
 from tests.training.test_loop import DEVICE, batches
 from tests.worker.conftest import ALONE, TrainAlone, Trained
-from tests.worker.sharded import Configs, Observer, together
+from tests.worker.sharded import Configs, Observer
 
 
 @pytest.mark.parametrize("sharded", ["true", "false"], ids=["parts", "one file"])

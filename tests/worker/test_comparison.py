@@ -17,8 +17,9 @@ from expt.worker.build import build_data
 from expt.worker.diagnosis import in_words
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed, same
+from tests.ranks import together
 from tests.worker.conftest import ALONE, TrainAlone
-from tests.worker.sharded import Configs, together, trained
+from tests.worker.sharded import Configs, trained
 
 
 def test_it_compares_in_full_precision(configured: Configured, monkeypatch: Patch) -> None:

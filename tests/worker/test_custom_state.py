@@ -24,10 +24,9 @@ from expt.runs.result import read_result, update_result
 from expt.training.own_state import load_own_state, own_state, unchanged
 from expt.training.precision import Precision
 from expt.worker import build, fault
-from expt.worker.copies import Copies
-from expt.worker.custom_code import FirstSteps
+from expt.worker.custom_code import Copies, FirstSteps
 from expt.worker.run import Run
-from expt.worker.sum_check import SumCheck
+from expt.worker.sum_check import check_sums
 from tests.conftest import Configured
 from tests.every_task import CASES, config_of
 from tests.facade import NO_PICTURES, Capture, RunFolder, request_of, usual
@@ -107,7 +106,7 @@ def test_state_of_any_worker_is_reported(train_together: TrainTogether, capfd: C
 def test_untrained_tensors_are_refused(name: str, made: str, configured: Configured) -> None:
     config = configured("max_steps=2", *of(name))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
-    steps = FirstSteps(config, learner, warns=True)
+    steps = FirstSteps(config, learner, ALONE)
     learner.module(torch.zeros(2, 1, 8, 8, device=ALONE.device)).sum().backward()
     with pytest.raises(ConfigError, match=f"^model.*{made}.*: "):
         steps.step()
@@ -124,7 +123,7 @@ def test_what_has_been_unfrozen_is_trained_by_a_resumed_run(train_alone: TrainAl
 def test_what_is_unfrozen_late_is_refused_on_several_workers(configured: Configured) -> None:
     config = configured("max_steps=2", *of("Unfreezing"))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
-    steps = FirstSteps(config, learner, warns=True)
+    steps = FirstSteps(config, learner, ALONE)
     learner.strategy.world_size = 2
     steps.refuse_late()
     learner.module.requires_grad_(True)
@@ -334,8 +333,8 @@ def check(
         module=module, task=task, compiled=False, precision=Precision(False, CPU)
     )
     batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
-    found = SumCheck(Copies(learner, CPU)).check(batch, warns=True)  # type: ignore[arg-type]
-    learner.has_zeros = found
+    copies = Copies(learner, CPU)  # type: ignore[arg-type]
+    learner.has_zeros = check_sums(copies, batch, warns=True)
     return learner
 
 

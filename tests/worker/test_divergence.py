@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import expt
 from expt.data.loading import Batch
@@ -162,22 +162,17 @@ def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) ->
     assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.FIX
 
 
-class Padding(Dataset[tuple[Tensor, Tensor]]):
+class Padding(TensorDataset):
     """Tokens: of training each second sample is one of padding, else all are."""
 
     vocab_size, context = 5, 4
 
     def __init__(self, train: bool) -> None:
-        self.inputs = torch.randint(5, (18, 4), generator=torch.Generator().manual_seed(0))
-        self.targets = torch.full((18, 4), -100)
+        inputs = torch.randint(5, (18, 4), generator=torch.Generator().manual_seed(0))
+        targets = torch.full((18, 4), -100)
         if train:
-            self.targets[::2] = 1
-
-    def __len__(self) -> int:
-        return 18
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+            targets[::2] = 1
+        super().__init__(inputs, targets)
 
 
 class Table(nn.Sequential):
@@ -229,20 +224,15 @@ def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: Captu
     )
 
 
-class Holes(Dataset[tuple[Tensor, Tensor]]):
+class Holes(TensorDataset):
     """Numbers, of which some `bad` ones of the training set are none."""
 
     def __init__(self, train: bool, bad: Sequence[int], size: int = 44) -> None:
-        self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(int(train)))
-        self.targets = self.inputs.sum(1, keepdim=True)
+        inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(int(train)))
+        targets = inputs.sum(1, keepdim=True)
         if train:
-            self.inputs[list(bad)] = math.nan
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+            inputs[list(bad)] = math.nan
+        super().__init__(inputs, targets)
 
 
 def words(bad: str, *more: str) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def evaluated(folder: Path, *words: str) -> dict[str, Any]:
     paths.folder.mkdir(parents=True)
     update_result(paths, status="running", config=shown(measured.config))
     asks = request_of(measured.config, paths.folder)
-    assert measure_weights(measured.evaluation, asks, ALONE, lambda: None) == "completed"
+    assert measure_weights(measured.evaluation, asks, ALONE) == "completed"
     return dict(read_result(paths))
 
 
@@ -555,9 +555,8 @@ def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None
         data=SimpleNamespace(evaluated={"val": loader}.get),
         config=SimpleNamespace(eval_split="val"),
         position=Position(1, 1),
-        worker=SimpleNamespace(world_size=3, device=None),
+        worker=SimpleNamespace(world_size=3, device=None, beat=lambda: None),
         learner=None,
-        beat=lambda: None,
     )
     assert evaluation._time_evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)
 

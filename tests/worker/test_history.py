@@ -15,8 +15,7 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, read_result, update_result
 from expt.training.learner import Position
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.record import Record
 from expt.worker.steps import Times
 from tests.conftest import Configured

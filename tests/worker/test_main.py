@@ -1,5 +1,6 @@
 """Where a worker computes: on the GPUs that were asked for, or not at all."""
 
+import dataclasses
 import importlib
 import os
 import threading
@@ -210,7 +211,7 @@ def test_dataset_lock_waits(tmp_path: Path, monkeypatch: Patch, configured: Conf
     config, entered = configured(*WORDS), threading.Event()
 
     def construct() -> None:
-        with in_turn(config, ONE, lambda: None):
+        with in_turn(config, ONE):
             entered.set()
 
     lock = lock_of(config.dataset.label)
@@ -226,7 +227,7 @@ def test_dataset_lock_waits(tmp_path: Path, monkeypatch: Patch, configured: Conf
 @pytest.mark.parametrize("words", [WORDS, ["dataset=huggingface", "dataset.path=x"]])
 def test_construction_is_no_hang(words: Sequence[str], configured: Configured) -> None:
     config, beats = configured(*words), threading.Event()
-    with in_turn(config, ONE, beats.set):
+    with in_turn(config, dataclasses.replace(ONE, beat=beats.set)):
         assert beats.wait(10)
     beats.clear()
     assert not [one for one in threading.enumerate() if one.name == "construction"]
@@ -235,5 +236,5 @@ def test_construction_is_no_hang(words: Sequence[str], configured: Configured) -
 def test_unwritable_cache(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
-    with in_turn(configured(*WORDS), ONE, lambda: None):
+    with in_turn(configured(*WORDS), ONE):
         pass

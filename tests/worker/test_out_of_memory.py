@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,19 +233,6 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         assert at_a_time <= batch_size / world_size / parts / 2
 
 
-@pytest.mark.parametrize(
-    ("error", "first"),
-    [
-        (torch.AcceleratorError("CUDA error: out of memory\nSearch for"), "CUDA error: out of"),
-        (dist.DistBackendError("NCCL error in: a.cpp\nCuda failure 2 'out of memory'"), "Cuda"),
-    ],
-)
-def test_library_memory_errors(error: Exception, first: str, configured: Configured) -> None:
-    told = in_words(error, configured())
-    assert isinstance(told, OutOfMemory)
-    assert str(told).startswith(first)
-
-
 @pytest.mark.parametrize("free", [0, 11])
 def test_memory_held_by_others(free: int, configured: Configured, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -255,56 +243,52 @@ def test_memory_held_by_others(free: int, configured: Configured, monkeypatch: P
     assert ("batch_size=32" in told) == (free > 0)
 
 
-def test_single_sample_batch_norm_fix(configured: Configured) -> None:
-    with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
-        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
-    told = in_words(raised.value, configured("batch_size=2"))
-    assert isinstance(told, ConfigError)
-    assert re.match(r"batch_size=2: .*more than 1 value.*drop_last=true", str(told))
-
-
-def test_what_averaging_of_gradients_does_not_take_names_a_fix(configured: Configured) -> None:
-    with pytest.raises(AttributeError) as raised:
-        nn.DataParallel(nn.Linear(1, 1)).encode(1)  # type: ignore[operator]
-    told = in_words(raised.value, configured())
-    assert isinstance(told, ConfigError)
-    assert re.match(r"model\..*world_size=1", str(told))
-
-
-@pytest.mark.parametrize(
-    "file", ["/usr/lib/python3/multiprocessing/synchronize.py", "/home/me/net.py"]
-)
-def test_missing_locks_of_loaders_are_explained(file: str, configured: Configured) -> None:
-    with pytest.raises(OSError, match="No space left") as raised:
-        exec(compile("raise OSError(28, 'No space left on device')", file, "exec"))
-    told = in_words(raised.value, configured())
-    if file.startswith("/home"):
-        assert told is raised.value
-    else:
-        assert isinstance(told, RunFailed)
-        assert str(told).startswith("/dev/shm: No space left on device; mount it, make it larger")
-
-
 def nccl(text: str) -> dist.DistBackendError:
-    return dist.DistBackendError(
-        f"NCCL error in: ../ProcessGroupNCCL.cpp:3690, unhandled system error\n{text}"
-    )
+    return dist.DistBackendError(f"NCCL error in: a.cpp:3690, unhandled system error\n{text}")
 
 
-def test_what_nccl_finds_no_room_for_is_named(configured: Configured) -> None:
-    line = (
-        "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left on device"
-        " (28)"
-    )
-    told = str(in_words(nccl(f"Last error:\n{line}"), configured()))
-    assert told.startswith(f"/dev/shm: {line}; mount it, make it larger")
+NO_ROOM = "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left"
+FULL = "raise OSError(28, 'No space left on device')"
+LOCKS = compile(FULL, "/usr/lib/python3/multiprocessing/synchronize.py", "exec")
+EXPLAINED: dict[str, tuple[Exception | Callable[[], object], type[Exception], str]] = {
+    # each with what is said of it
+    "a card": (torch.AcceleratorError("CUDA error: out of memory\nSearch"), OutOfMemory, "CUDA er"),
+    "a card, by NCCL": (nccl("Cuda failure 2 'out of memory'"), OutOfMemory, "Cuda failure"),
+    "Python": (MemoryError(), OutOfMemory, ""),
+    "torch": (torch.OutOfMemoryError(), OutOfMemory, ""),
+    "locks of loaders": (lambda: exec(LOCKS), RunFailed, "/dev/shm: No space left on d.*; mount"),
+    "NCCL": (nccl(f"Last error:\n{NO_ROOM} (28)"), RunFailed, f"/dev/shm: {NO_ROOM} .*; mount"),
+    "a single sample": (
+        lambda: nn.BatchNorm1d(3)(torch.zeros(1, 3)),
+        ConfigError,
+        r"batch_size=2: .*more than 1 value per channel.*drop_last=true",
+    ),
+    "a method of the model": (
+        lambda: nn.DataParallel(nn.Linear(1, 1)).encode(1),  # type: ignore[operator]
+        ConfigError,
+        r"model\..*world_size=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_an_error_is_explained(name: str, configured: Configured) -> None:
+    failing, kind, said = EXPLAINED[name]
+    if not isinstance(failing, Exception):
+        with pytest.raises(Exception) as raised:
+            failing()
+        failing = raised.value
+    found = in_words(failing, configured("batch_size=2"))
+    assert isinstance(found, kind)
+    assert re.match(said, str(found))
+
+
+def test_others_are_not_taken_for_a_lack_of_shared_memory(configured: Configured) -> None:
+    with pytest.raises(OSError, match="No space left") as raised:
+        exec(compile(FULL, "/home/me/net.py", "exec"))
     of_a_kernel = RuntimeError("out of resource: shared memory, Required: 131072, limit: 101376")
-    assert "/dev/shm" not in str(in_words(of_a_kernel, configured()))
-
-
-def test_a_lack_of_memory_without_words_is_one(configured: Configured) -> None:
-    for error in (MemoryError(), torch.OutOfMemoryError()):
-        assert isinstance(in_words(error, configured()), OutOfMemory)
+    for error in (raised.value, of_a_kernel):
+        assert "/dev/shm" not in str(in_words(error, configured()))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from expt.data.indexing import mix
 from expt.errors import ConfigError
 from tests.conftest import Trained, Typed
 from tests.facade import Capture, Patch, RunFolder, as_typed, run
-from tests.worker import own_steps
+from tests.worker import own_tasks
 from tests.worker.conftest import TrainAlone, TrainTogether, assert_same, stopped_and_resumed
 
-OWN = "tests.worker.own_steps"
+OWN = "tests.worker.own_tasks"
 TELLING = (
     "~task",
     f"+task={{_target_: {OWN}.Telling, metrics: {{step: max, epoch: max, length: max}}}}",
@@ -86,14 +86,14 @@ def test_a_task_that_plans_to_the_end_keeps_it(
 def test_a_dear_metric_is_measured_in_some_evaluations_only(
     metric: str, measured: dict[int, int], train_alone: TrainAlone
 ) -> None:
-    own_steps.seen.clear()
+    own_tasks.seen.clear()
     done = train_alone(*dear(metric, "log_every=1"), name="run")
     curve = dict(done.curve("dear/val"))
     assert curve.keys() == measured.keys()
     assert all(dict(done.curve("cheap/val"))[step] == value for step, value in curve.items())
     assert not done.curve("dear/train")
     assert not done.curve("running/dear")
-    assert {step for evaluates, step in own_steps.seen if not evaluates} == set()
+    assert {step for evaluates, step in own_tasks.seen if not evaluates} == set()
     assert {*done.result["metrics"]} >= {"dear/test", "cheap/train"}, "the test measures all"
     assert ("dear/val" in done.result["metrics"]) == (10 in measured)
 
@@ -169,7 +169,7 @@ def test_steps_without_a_dataset_are_those_of_a_loop(train_together: TrainTogeth
     words = (*STEPS, "epoch_steps=4", "epochs=2", "optimizer.momentum=0")
     one, two = (train_together(size, *words, name=f"of {size}") for size in (1, 2))
     torch.manual_seed(0)
-    line = own_steps.Line()
+    line = own_tasks.Line()
     weight, bias = line.weight.detach(), line.bias.detach()
     losses: list[float] = []
     for step in range(8):

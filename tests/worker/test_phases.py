@@ -13,11 +13,11 @@ from expt.training.learner import parameters_of
 from expt.worker import build
 from tests.conftest import Configured
 from tests.facade import as_typed, common
-from tests.worker.adversarial import GAN, Partial
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
+from tests.worker.own_tasks import GAN, Partial
 
 CONTRASTIVE = {"dataset": "TwoViews", "model": "Encoder", "task": "SimCLR"}
-OWN = "tests.worker.adversarial"
+OWN = "tests.worker.own_tasks"
 WORDS = (
     *as_typed(f"~dataset ~model +dataset._target_={OWN}.Points +model._target_={OWN}.GAN"),
     *as_typed(f"~task +task._target_={OWN}.Adversarial +dataset.num_workers=0"),
@@ -110,7 +110,7 @@ def test_what_is_frozen_need_be_in_no_phase() -> None:
     "ignore:.*functional.all_gather is deprecated:FutureWarning"
 )  # what torch 2.15 has is private
 def test_whole_batch_loss(train_alone: TrainAlone, train_together: TrainTogether) -> None:
-    own = [f"+{key}._target_=tests.worker.contrastive.{name}" for key, name in CONTRASTIVE.items()]
+    own = [f"+{key}._target_=tests.worker.own_tasks.{name}" for key, name in CONTRASTIVE.items()]
     words = (
         *as_typed("~dataset ~model ~task epochs=2 batch_size=16 log_every=1"),
         *own,

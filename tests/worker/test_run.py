@@ -171,7 +171,7 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     def watch(run: Run) -> None:
         write = run.checkpoints.save
 
-        def save(state: Any, about: Any, *, bests: Any, target: None) -> None:
+        def save(state: Any, about: Any, *, bests: Any, waits: bool) -> None:
             saved.append((state["position"]["step"], bool(bests)))
             write(state, about, bests=bests)
 

@@ -147,7 +147,7 @@ def test_a_step_with_nan_is_left_out(train_alone: TrainAlone) -> None:
 
 def test_each_phase_may_have_an_optimizer(train_alone: TrainAlone, configured: Configured) -> None:
     """And leave the other's parameters as they are."""
-    gan = "tests.worker.adversarial"
+    gan = "tests.worker.own_tasks"
     words = (
         *as_typed(f"~dataset ~model +dataset._target_={gan}.Points +model._target_={gan}.GAN"),
         *as_typed(f"~task +task._target_={gan}.Adversarial +dataset.num_workers=0 epochs=1"),

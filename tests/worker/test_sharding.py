@@ -21,9 +21,10 @@ from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
 from tests.facade import Patch, RunFolder, as_typed, begun, continued, resumed
+from tests.ranks import together
 from tests.worker.conftest import ALONE, assert_same
 from tests.worker.odd_models import Apart, Centred, Mixture
-from tests.worker.sharded import Configs, apart, losses, together, trained
+from tests.worker.sharded import Configs, apart, losses, trained
 
 pytestmark = pytest.mark.usefixtures("not_compared")
 
@@ -147,8 +148,7 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_
         patch.setenv(fault.VARIABLE, f"{worker.rank}:9:kill")
         trained(tmp_path / "killed", config, worker)
 
-    (meeting := tmp_path / "meeting").mkdir()
-    assert ranks.ends_of(meeting, 2, killed) == [-signal.SIGKILL] * 2
+    assert ranks.ends_of(tmp_path, 2, killed) == [-signal.SIGKILL] * 2
     last = RunPaths(tmp_path / "killed").last
     checkpoint_file.check(last)
 
