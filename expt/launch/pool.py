@@ -18,9 +18,8 @@ from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupt
 from expt.gpus import gpu_uuid
 from expt.launch import processes
 from expt.launch.equal_runs import EqualRuns
-from expt.launch.faulty_gpus import FaultyGpus
 from expt.launch.job import QUEUED, DataCheck, Job, Observer, has_reached, prepare
-from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
+from expt.launch.packing import Demand, FaultyGpus, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
 from expt.machine import Machine
