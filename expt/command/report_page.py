@@ -87,7 +87,7 @@ def _of_best(row: Row) -> dict[str, list[str]]:
     settings = plain_table(("setting", "value"), left=("setting", "value"))
     for key, value in flat(row.first.config).items():
         settings.add_row(*cells(key, setting(value)))
-    from expt.dashboards.events import pictures_of_evaluations  # late: torch
+    from expt.dashboards.events import pictures_of_evaluations  # late: few have pictures
 
     shown = page.pictures(pictures_of_evaluations(row.first.paths))
     if not shown and not row.first.paths.evaluations.exists():
