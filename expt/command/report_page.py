@@ -23,8 +23,7 @@ from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows
 from expt.runs.view.text import cells, plain_table, setting, shown_path
-from expt.search.conclusion import best_of
-from expt.search.study import importance, importance_tables
+from expt.search.conclusion import best_of, importance, importance_tables
 
 CHEAP_S = 10.0
 """The longest evaluation that is repeated for a picture."""
