@@ -17,9 +17,8 @@ from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.gpus import gpu_uuid
 from expt.launch import processes
-from expt.launch.equal_runs import EqualRuns
 from expt.launch.job import QUEUED, DataCheck, Job, Observer, has_reached, prepare
-from expt.launch.packing import Demand, FaultyGpus, GpuLocks, Packing, demand_of
+from expt.launch.packing import Demand, EqualRuns, FaultyGpus, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
 from expt.machine import Machine
@@ -184,12 +183,12 @@ class Pool:
     def _drop_waiting(self) -> None:
         self._locked_out.clear()
         self._queued.clear()
-        self._equal.drop_waiting()
+        self._equal.waiting.clear()
         self._gpus.drop_waiting()
         self._cores.drop_waiting()
 
     def _waiting(self) -> bool:
-        not_packed = self._locked_out or self._queued or self._equal
+        not_packed = self._locked_out or self._queued or self._equal.waiting
         return bool(not_packed or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
