@@ -45,6 +45,8 @@ class Demand:
     devices: tuple[str, ...] | None = None
     avoided: frozenset[str] = frozenset()
     """Those that have failed it."""
+    batch_size: int = 1
+    """The samples that its workers share."""
 
     def fit(self, free: Iterable[str]) -> tuple[str, ...] | None:
         """Return the devices for the run, out of the free ones; None if they don't suffice."""
@@ -59,7 +61,7 @@ def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
     named = None if isinstance(config.gpus, int) else config.gpus
     devices = None if named is None else tuple(machine.gpus[index] for index in named)
-    return Demand(run, config.num_gpus, devices)
+    return Demand(run, config.num_gpus, devices, batch_size=config.batch_size)
 
 
 class Packing:
@@ -188,11 +190,10 @@ class Packing:
 
 
 class FaultyGpus:
-    """The GPUs that have failed runs of this command; `batch_size_of` a run is by its number."""
+    """The GPUs that have failed runs of this command."""
 
-    def __init__(self, packing: Packing, batch_size_of: Callable[[int], int]) -> None:
-        self._packing, self._batch_size_of = packing, batch_size_of
-        self._every = tuple(packing.devices)
+    def __init__(self, packing: Packing) -> None:
+        self._packing, self._every = packing, tuple(packing.devices)
         self._faults = dict[str, str]()
 
     def elsewhere(
@@ -230,7 +231,7 @@ class FaultyGpus:
         able = [gpu for gpu in self._every if gpu in {*self._packing.devices} - demand.avoided]
         able.sort(key=lambda gpu: gpu not in wanted)
         # With fewer, those among which the batch can be divided.
-        size, tried = self._batch_size_of(demand.run), range(min(most, len(able)), 0, -1)
+        size, tried = demand.batch_size, range(min(most, len(able)), 0, -1)
         few = next((number for number in tried if number == most or not size % number), 0)
         chosen = sorted(map(self._every.index, able[:few]))
         fix = f"use {setting(chosen)}" if chosen else "`expt doctor` says more"
@@ -253,10 +254,10 @@ class EqualRuns:
         self._alike = defaultdict[str, list[Job]](list)
         self._steps_per_epoch: dict[str, int] = {}
         """Known once a run of the group has its data; 0 where samples are not counted."""
-        self.waiting: dict[int, tuple[str, Job]] = {}
-        """The jobs that wait, each with the key of its group, by their numbers."""
+        self.waiting: dict[Job, str] = {}
+        """The jobs that wait, each with the key of its group."""
 
-    def hold(self, number: int, job: Job) -> bool:
+    def hold(self, job: Job) -> bool:
         """Return whether a job is to wait for an earlier one; it is `released` then."""
         request = job.asked
         is_plain = request.config.fork is None and request.config.resume in (None, "auto")
@@ -266,22 +267,22 @@ class EqualRuns:
         key = digest(request.config, request.identity.content, but=but)
         self._alike[key].append(job)
         if next(self._earlier(key, job), None) is not None:
-            self.waiting[number] = key, job
-        return number in self.waiting
+            self.waiting[job] = key
+        return job in self.waiting
 
-    def released(self) -> Iterator[int]:
-        """Yield the numbers of jobs that wait no longer."""
-        for key in {key for key, _ in self.waiting.values()} - self._steps_per_epoch.keys():
+    def released(self) -> Iterator[Job]:
+        """Yield the jobs that wait no longer."""
+        for key in {*self.waiting.values()} - self._steps_per_epoch.keys():
             known = map(_steps_per_epoch, self._alike[key])
             if (steps := next((one for one in known if one is not None), None)) is not None:
                 self._steps_per_epoch[key] = steps
-        for number, (key, job) in list(self.waiting.items()):
+        for job, key in list(self.waiting.items()):
             first = next(self._earlier(key, job), None)
             if first is None or first.status == COMPLETED:
-                del self.waiting[number]
+                del self.waiting[job]
                 if first and first.paths.last.exists():
                     job.request = dataclasses.replace(job.asked, shorter=first.paths.folder)
-                yield number
+                yield job
 
     def _earlier(self, key: str, job: Job) -> Iterator[Job]:
         """Yield the earlier jobs that are, or may turn out to be, as long as this one."""

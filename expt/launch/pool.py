@@ -92,9 +92,7 @@ class Pool:
         )
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
-        self._faulty = FaultyGpus(
-            self._gpus, lambda number: self._runs[number].job.asked.config.batch_size
-        )
+        self._faulty = FaultyGpus(self._gpus)
         self._runs: list[_Run] = []  # by number
         self._numbers: dict[Job, int] = {}
         self._active: dict[int, _Run] = {}  # by number
@@ -216,7 +214,7 @@ class Pool:
                 job.check = DataCheck(check) if check and not job.asked.instead else None
                 if about:
                     self._observer.data_found(about)
-            if not self._equal.hold(number, job):
+            if not self._equal.hold(job):
                 self._queued.append(run)
         except ExptError as error:
             self._end(run, error)
@@ -235,7 +233,8 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
-        for run in (*self._queued, *(self._runs[number] for number in self._equal.released())):
+        self._queued += (self._runs[self._numbers[job]] for job in self._equal.released())
+        for run in self._queued:
             self._last = run.job.asked.config
             self._packing(run).add([self._demand(run)])
         self._queued.clear()
