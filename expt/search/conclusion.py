@@ -25,7 +25,7 @@ from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING
 from expt.runs.view.settings import Row, objective_name, rows, rows_in_order
-from expt.runs.view.text import Console, cells, field, plain_table, say, setting
+from expt.runs.view.text import Console, field, plain_table, say, setting
 from expt.search.space import Space
 from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of
 
@@ -164,11 +164,10 @@ def conclude_search(
         number = sum(len(row.runs) for row in front)
         of_all = f"{number} of {len(runs)} runs, which no other beats in all goals"
         say(console, field("Pareto", of_all), "bold")
-        table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
-        for row in front:
-            table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
+        lines = ((row.name, *(f"{value:.6g}" for value in found.means(row))) for row in front)
         if front:
-            console.print(table)
+            columns = "run", *(goal.tag for goal in found.goals)
+            console.print(plain_table(columns, lines, left=["run"]))
     best = next(iter(found.ranked(runs)), None)
     if best is None:
         say(console, field("best", "none yet: no run has measured all goals and kept all limits"))
@@ -281,7 +280,6 @@ def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, di
 def importance_tables(weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Table]:
     """Yield a table for each goal of `importance`."""
     for tag, by in weights.items():
-        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
-        for key in next(iter(by.values())):
-            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
-        yield table
+        keys, evaluated = next(iter(by.values())), by.values()
+        lines = ((key, *(f"{each.get(key, 0.0):.3f}" for each in evaluated)) for key in keys)
+        yield plain_table((f"importance for {tag}", *by), lines, left=[f"importance for {tag}"])
