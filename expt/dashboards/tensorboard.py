@@ -37,7 +37,7 @@ class Dashboard:
         *,
         settings: TensorBoard,
     ) -> None:
-        self._events, self._learner, self._position = events, learner, position
+        self._events, self._position = events, position
         self._pictures = pictures
         self._images = settings.images if pictures else False
         self._layers: LayerValues | None = None
