@@ -139,9 +139,7 @@ def evaluate_all(requests: Sequence[RunRequest], console: Console) -> list[ExptE
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:
         for job in jobs:
-            if job.status != COMPLETED and (
-                job.error is None or isinstance(job.error, ConfigError | Interrupted)
-            ):
+            if job.status != COMPLETED and isinstance(job.error, ConfigError | Interrupted | None):
                 shutil.rmtree(job.paths.folder, ignore_errors=True)
                 with contextlib.suppress(OSError):  # others are left in the folder around it
                     job.paths.folder.parent.rmdir()
