@@ -19,7 +19,7 @@ DOORS = (
         "expt.__main__", "expt.api", "expt.command.main", "expt.command.invoke",
         "expt.command.sweep",
     ),
-    *("expt.command.predict", "expt.launch.one_run", "expt.launch.pool"),
+    *("expt.command.predict", "expt.launch.local", "expt.launch.pool"),
 )  # fmt: skip
 
 

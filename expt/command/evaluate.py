@@ -88,7 +88,7 @@ def evaluate(
         settings.settings(run, record, asked._replace(which=which)) for run, record, which in begun
     ]
     measured += settings.mean_of(measured)
-    from expt.launch.evaluations import evaluate_all
+    from expt.launch.local import evaluate_all
     from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []

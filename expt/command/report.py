@@ -34,8 +34,7 @@ from expt.runs.view.listing import (
 from expt.runs.view.settings import filtered, read_runs
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import Console, say
-from expt.search.conclusion import best_of, search_in
-from expt.search.study import importance, importance_tables, study_of
+from expt.search.conclusion import best_of, importance, importance_tables, search_in, study_of
 
 SHOWN_FAILURES = 8
 EXAMPLES = """examples

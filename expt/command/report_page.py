@@ -23,8 +23,7 @@ from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.listing import falls
 from expt.runs.view.settings import Row, objective_name, rows
 from expt.runs.view.text import cells, plain_table, setting, shown_path
-from expt.search.conclusion import best_of
-from expt.search.study import importance, importance_tables
+from expt.search.conclusion import best_of, importance, importance_tables
 
 CHEAP_S = 10.0
 """The longest evaluation that is repeated for a picture."""
@@ -87,7 +86,7 @@ def _of_best(row: Row) -> dict[str, list[str]]:
     settings = plain_table(("setting", "value"), left=("setting", "value"))
     for key, value in flat(row.first.config).items():
         settings.add_row(*cells(key, setting(value)))
-    from expt.dashboards.events import pictures_of_evaluations  # late: torch
+    from expt.dashboards.events import pictures_of_evaluations  # late: few have pictures
 
     shown = page.pictures(pictures_of_evaluations(row.first.paths))
     if not shown and not row.first.paths.evaluations.exists():

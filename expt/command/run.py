@@ -25,7 +25,7 @@ from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_re
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
-    from expt.launch.one_run import Launcher
+    from expt.launch.local import Launcher
     from expt.launch.torchrun import ExternalWorker
 
 

@@ -29,7 +29,7 @@ from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.keys import value_at, without_effect
 from expt.config.parse import parse as parsed
 from expt.config.parse import wrong_values
-from expt.dashboards.hparams import add_failure
+from expt.dashboards.events import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer

@@ -1,26 +1,37 @@
-"""TensorBoard's event file: one writer, and one file for each attempt at a run."""
+"""TensorBoard's event file: one writer, and one file for each attempt at a run.
 
+A run's file has its settings and its end for the HPARAMS tab, and describes only itself. Without an
+experiment's description next to it, TensorBoard makes the columns from all runs that it is shown:
+every setting of every model has one, those in which the runs differ come first, and every scalar is
+a metric. SummaryWriter.add_hparams would write that description, and make a second run of each
+(pytorch #32651).
+"""
+
+# Imports of TensorBoard are late: half a second that a sweep without failures, or a first step,
+# need not wait for.
 from __future__ import annotations
 
 import io
+import os
+import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-import torch
-
-from expt.dashboards import hparams
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import RunPaths, written
+from expt.runs.paths import EVENT_FILES, RunPaths, written
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
     from torch.utils.tensorboard import SummaryWriter
+
+Value: TypeAlias = bool | int | float | str
 
 OBJECTIVE = "(objective)/"
 """Before the name of the objective in HPARAMS."""
@@ -29,7 +40,7 @@ _OF_THE_RUN = ("_hparams_/", "custom_scalars__config__")
 
 def writer(
     paths: RunPaths,
-    hyperparameters: Mapping[str, hparams.Value],
+    hyperparameters: Mapping[str, Value],
     charts: Mapping[str, Mapping[str, list[str]]],
     *,
     resumed_at: int | None,
@@ -59,7 +70,7 @@ def writer(
         is_done=is_done,
         only_curves=is_fork,
     )
-    _replace_files(paths, hparams.begin(hyperparameters), [record for _, record in kept])
+    _replace_files(paths, summary_of_start(hyperparameters), [record for _, record in kept])
     return events
 
 
@@ -159,9 +170,9 @@ def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> No
     with written(temporary) as file:
         # A TensorBoard that has read the files before forgets them.
         forget = Event(wall_time=now, session_log=SessionLog(status=SessionLog.START))
-        hparams.append(file, forget, Event(wall_time=now, summary=start))
+        append(file, forget, Event(wall_time=now, summary=start))
         file.writelines(kept)
-    there = temporary.replace(hparams.event_file(paths.folder, now, -1))  # before SummaryWriter's 0
+    there = temporary.replace(event_file(paths.folder, now, -1))  # before SummaryWriter's 0
     for path in {*earlier} - {there}:
         path.unlink()
 
@@ -178,7 +189,7 @@ class Writer:
     def __init__(
         self,
         folder: Path,
-        hyperparameters: Mapping[str, hparams.Value] | None = None,
+        hyperparameters: Mapping[str, Value] | None = None,
         charts: Mapping[str, Mapping[str, list[str]]] | None = None,
     ) -> None:
         """Open no file yet. Without hyperparameters it is not a run of the HPARAMS tab."""
@@ -218,7 +229,7 @@ class Writer:
     def close(self, *, complete: bool = True) -> None:
         """Write all that is left; the HPARAMS tab then says that the run is `complete`."""
         if complete and self._hyperparameters is not None:
-            self._add(hparams.end("success", time.time()))
+            self._add(summary_of_end("success", time.time()))
         if self._writer is not None:
             self._writer.close()
 
@@ -229,7 +240,7 @@ class Writer:
 
             self._writer = SummaryWriter(str(self._folder))
             if self._hyperparameters is not None:
-                self._add(hparams.begin(self._hyperparameters))
+                self._add(summary_of_start(self._hyperparameters))
             if self._charts:
                 charts = {
                     category: {title: ["Multiline", tags] for title, tags in inside.items()}
@@ -242,3 +253,88 @@ class Writer:
         file = self._open().file_writer
         assert file is not None
         file.add_summary(summary, step)
+
+
+def summary_of_start(hyperparameters: Mapping[str, Value]) -> Summary:
+    """Return the summary of a run with these settings that has begun."""
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo  # type: ignore[attr-defined]
+
+    start = SessionStartInfo()
+    for key, value in columns(hyperparameters).items():
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[key], kind, value)
+    return _summary(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+
+
+def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings by the names of their columns, such as `mlp.hidden` of a model.
+
+    TensorBoard shows five until others are chosen, first those in which runs differ: under common
+    names the settings of models would fill them. A custom class is shown by its name.
+    """
+    shown = dict(hyperparameters)
+    for group in ("model", "dataset", "optimizer", "scheduler"):
+        if shown.get(group) == "_target_":
+            shown[group] = shown.pop(f"{group}.target")
+        owner = group
+        if group in ("model", "dataset"):
+            owner = str(shown.get(group, group)).rpartition(".")[2]
+        for key in [key for key in shown if key.startswith(f"{group}.")]:
+            name = key.removeprefix(f"{group}.").removeprefix("kwargs.")
+            shown[f"{owner}.{name}"] = shown.pop(key)
+    return shown
+
+
+def summary_of_end(status: Literal["success", "failure"], time_s: float) -> Summary:
+    """Return the summary of a run that ended at `time_s` [seconds since the epoch]."""
+    from tensorboard.plugins.hparams import api_pb2, metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo  # type: ignore[attr-defined]
+
+    code = api_pb2.Status.Value(f"STATUS_{status.upper()}")  # type: ignore[attr-defined]
+    info = SessionEndInfo(status=code, end_time_secs=time_s)
+    return _summary(metadata.SESSION_END_INFO_TAG, session_end_info=info)
+
+
+def _summary(tag: str, **content: Any) -> Summary:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
+
+    data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+    about = metadata.create_summary_metadata(data)
+    # TensorBoard's own writer adds the empty tensor.
+    value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
+    return Summary(value=[value])
+
+
+def event_file(folder: Path, time_s: float, number: int) -> Path:
+    """Return an event file as TensorBoard's writer names it; files are read by second, number."""
+    host = socket.gethostname()
+    return folder / f"{EVENT_FILES}{int(time_s):010d}.{host}.{os.getpid()}.{number}"
+
+
+def append(file: IO[bytes], *events: Event) -> None:
+    """Write events to a file, to an empty one the version that it begins with."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    version = Event(wall_time=events[0].wall_time, file_version="brain.Event:2")
+    writer = RecordWriter(file)
+    for event in events if file.tell() else (version, *events):
+        writer.write(event.SerializeToString())
+    writer.flush()
+
+
+def add_failure(folder: Path, hyperparameters: Mapping[str, Value]) -> None:
+    """Say that a run has failed; where it has no event file yet, also its settings."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+
+    now = time.time()
+    events = [Event(wall_time=now, summary=summary_of_end("failure", now))]
+    path = max(RunPaths(folder).event_files(), default=None)
+    if path is None:
+        path = event_file(folder, now, 0)
+        events.insert(0, Event(wall_time=now, summary=summary_of_start(hyperparameters)))
+    with path.open("ab") as file:
+        append(file, *events)

@@ -159,10 +159,8 @@ class Job:
         if error is not None:
             self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
             return
-        self.status = COMPLETED
-        may_pause = self.request is not None and self.request.until_epoch is not None
-        if may_pause and read_result(self.paths).get("status") == PRUNED:
-            self.status = PRUNED
+        is_pruned = read_result(self.paths).get("status") == PRUNED
+        self.status = PRUNED if is_pruned else COMPLETED
 
     def pause_after(self, epoch: int | None) -> None:
         """Pause the run, which has not started, after an epoch; None lets it end."""

@@ -14,7 +14,7 @@ from expt.errors import ConfigError
 from expt.machine import command_alone
 
 if TYPE_CHECKING:
-    from expt.launch.one_run import Launcher
+    from expt.launch.local import Launcher
     from expt.launch.torchrun import ExternalWorker
 
 
@@ -24,7 +24,7 @@ def launcher() -> Launcher | ExternalWorker:
         from expt.launch.torchrun import ExternalWorker  # late: it imports torch
 
         return ExternalWorker()
-    from expt.launch.one_run import Launcher  # late: displays
+    from expt.launch.local import Launcher  # late: displays
 
     return Launcher()
 

@@ -8,20 +8,32 @@ the idle ones meanwhile, but nothing new starts on a claimed device, so no run s
 from __future__ import annotations
 
 import bisect
-import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from expt.config.groups import planned_steps
+from expt.config.identity import LENGTH, digest
+from expt.config.length import effective, resumable
 from expt.config.schema import RunConfig
+from expt.errors import DeviceFull, DeviceLost, OutOfMemory, RunFailed
+from expt.gpus import setting
+from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
+from expt.runs.result import COMPLETED, RUNNING, read_result
+
+LEFT_ALONE_S = 300.0
+"""How long a GPU that has failed a run is left alone, while others are in use."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,8 @@ class Demand:
     devices: tuple[str, ...] | None = None
     avoided: frozenset[str] = frozenset()
     """Those that have failed it."""
+    batch_size: int = 1
+    """The samples that its workers share."""
 
     def fit(self, free: Iterable[str]) -> tuple[str, ...] | None:
         """Return the devices for the run, out of the free ones; None if they don't suffice."""
@@ -47,7 +61,7 @@ def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
     named = None if isinstance(config.gpus, int) else config.gpus
     devices = None if named is None else tuple(machine.gpus[index] for index in named)
-    return Demand(run, config.num_gpus, devices)
+    return Demand(run, config.num_gpus, devices, batch_size=config.batch_size)
 
 
 class Packing:
@@ -167,12 +181,136 @@ class Packing:
         in_order = [each for each in dict.fromkeys((*busy, *idle, *last)) if each in able]
         return frozenset(in_order[: demand.count])
 
-    def _load(self) -> collections.Counter[str]:
-        load = collections.Counter(itertools.chain(*self.running.values()))
+    def _load(self) -> Counter[str]:
+        load = Counter(itertools.chain(*self.running.values()))
         load.update(dict.fromkeys(self._unavailable, self._share))
         if self.running:
             load.update(dict.fromkeys(self._left_alone.keys() - self._unavailable, self._share))
         return load
+
+
+class FaultyGpus:
+    """The GPUs that have failed runs of this command."""
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing, self._every = packing, tuple(packing.devices)
+        self._faults = dict[str, str]()
+
+    def elsewhere(
+        self, demand: Demand, error: RunFailed, works: Collection[str], now: float
+    ) -> Demand:
+        """Return the demand of a run that GPUs have failed before its first step, without them.
+
+        A GPU that `works` for another run is not to blame, and neither of two that fail the run in
+        the same way. Raises the error of a run that cannot start elsewhere.
+        """
+        packing = self._packing
+        gpus = {gpu: fault for gpu, fault in error.gpus.items() if gpu not in works}
+        if not gpus:  # runs of this command share it
+            raise OutOfMemory(str(error)) if isinstance(error, DeviceFull) else error
+        if type(error) is RunFailed and demand.avoided:
+            packing.close(demand.avoided, until=now, while_busy=True)
+            raise error
+        self._faults |= gpus
+        if type(error) is DeviceLost:
+            packing.blame(demand.run, gpus)
+        demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
+        if demand.fit(packing.devices) is None:
+            raise error if type(error) is RunFailed else self._too_few(demand)
+        packing.close(gpus, until=now + LEFT_ALONE_S, while_busy=True)
+        return demand
+
+    def stranded(self) -> Iterator[tuple[int, DeviceLost]]:
+        """Take out each waiting run that can never start, since too few GPUs are left, and why."""
+        while self._faults and (demand := self._packing.pop_impossible()):
+            yield demand.run, self._too_few(demand)
+
+    def _too_few(self, demand: Demand) -> DeviceLost:
+        """Return the error of a run that needs more GPUs than are left for it, or others."""
+        wanted, most = demand.devices or self._every, demand.count
+        able = [gpu for gpu in self._every if gpu in {*self._packing.devices} - demand.avoided]
+        able.sort(key=lambda gpu: gpu not in wanted)
+        # With fewer, those among which the batch can be divided.
+        size, tried = demand.batch_size, range(min(most, len(able)), 0, -1)
+        few = next((number for number in tried if number == most or not size % number), 0)
+        chosen = sorted(map(self._every.index, able[:few]))
+        fix = f"use {setting(chosen)}" if chosen else "`expt doctor` says more"
+        of = f"{len(wanted)} named" if demand.devices else len(wanted)
+        left = len({*able} & {*wanted})
+        have = "has" if left == 1 else "have"
+        text = f"{most} of {of} GPUs needed, {left} {have} not failed; {fix}"
+        faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
+        return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
+
+
+class EqualRuns:
+    """The jobs of one command, in groups that differ by their length only, and may be equally long.
+
+    The number of steps is known once the first of them has its data; the first is trained, and the
+    others begin from its last checkpoint, with nothing left to train.
+    """
+
+    def __init__(self) -> None:
+        self._alike = defaultdict[str, list[Job]](list)
+        self._steps_per_epoch: dict[str, int] = {}
+        """Known once a run of the group has its data; 0 where samples are not counted."""
+        self.waiting: dict[Job, str] = {}
+        """The jobs that wait, each with the key of its group."""
+
+    def hold(self, job: Job) -> bool:
+        """Return whether a job is to wait for an earlier one; it is `released` then."""
+        request = job.asked
+        is_plain = request.config.fork is None and request.config.resume in (None, "auto")
+        if job.is_trial or request.instead or not is_plain:
+            return False
+        but = (*LENGTH, *resumable())
+        key = digest(request.config, request.identity.content, but=but)
+        self._alike[key].append(job)
+        if next(self._earlier(key, job), None) is not None:
+            self.waiting[job] = key
+        return job in self.waiting
+
+    def released(self) -> Iterator[Job]:
+        """Yield the jobs that wait no longer."""
+        for key in {*self.waiting.values()} - self._steps_per_epoch.keys():
+            known = map(_steps_per_epoch, self._alike[key])
+            if (steps := next((one for one in known if one is not None), None)) is not None:
+                self._steps_per_epoch[key] = steps
+        for job, key in list(self.waiting.items()):
+            first = next(self._earlier(key, job), None)
+            if first is None or first.status == COMPLETED:
+                del self.waiting[job]
+                if first and first.paths.last.exists():
+                    job.request = dataclasses.replace(job.asked, shorter=first.paths.folder)
+                yield job
+
+    def _earlier(self, key: str, job: Job) -> Iterator[Job]:
+        """Yield the earlier jobs that are, or may turn out to be, as long as this one."""
+        steps, mine = self._steps_per_epoch.get(key), job.asked.identity
+        for one in itertools.takewhile(lambda one: one is not job, self._alike[key]):
+            if steps is None:
+                may_equal = one.status in (QUEUED, RUNNING)
+            else:
+                may_equal = _length(one, steps) == _length(job, steps)
+                may_equal &= one.status in (QUEUED, RUNNING, COMPLETED)
+            if may_equal and one.asked.identity != mine:  # else it is the same run
+                yield one
+
+
+def _steps_per_epoch(job: Job) -> int | None:
+    if not (job.trains or job.status == COMPLETED):
+        return None
+    record = read_result(job.paths)
+    return 0 if record.get("data", {}).get("is_uncounted") else record.get("steps_per_epoch")
+
+
+def _length(job: Job, steps_per_epoch: int) -> tuple[Any, ...]:
+    config = job.asked.config
+    steps_per_epoch = steps_per_epoch or config.steps_of_uncounted or 1
+    total = config.total_steps(steps_per_epoch)
+    plan = planned_steps(config.scheduler, steps_per_epoch=steps_per_epoch, total_steps=total)
+    counts = effective(config, steps_per_epoch)
+    return total, plan, config.max_minutes, counts, getattr(config.scheduler, "kwargs", None)
 
 
 class GpuLocks:

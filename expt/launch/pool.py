@@ -17,10 +17,8 @@ from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.gpus import gpu_uuid
 from expt.launch import processes
-from expt.launch.equal_runs import EqualRuns
-from expt.launch.faulty_gpus import FaultyGpus
 from expt.launch.job import QUEUED, DataCheck, Job, Observer, has_reached, prepare
-from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
+from expt.launch.packing import Demand, EqualRuns, FaultyGpus, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
 from expt.machine import Machine
@@ -94,9 +92,7 @@ class Pool:
         )
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
-        self._faulty = FaultyGpus(
-            self._gpus, lambda number: self._runs[number].job.asked.config.batch_size
-        )
+        self._faulty = FaultyGpus(self._gpus)
         self._runs: list[_Run] = []  # by number
         self._numbers: dict[Job, int] = {}
         self._active: dict[int, _Run] = {}  # by number
@@ -185,12 +181,12 @@ class Pool:
     def _drop_waiting(self) -> None:
         self._locked_out.clear()
         self._queued.clear()
-        self._equal.drop_waiting()
+        self._equal.waiting.clear()
         self._gpus.drop_waiting()
         self._cores.drop_waiting()
 
     def _waiting(self) -> bool:
-        not_packed = self._locked_out or self._queued or self._equal
+        not_packed = self._locked_out or self._queued or self._equal.waiting
         return bool(not_packed or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
@@ -218,7 +214,7 @@ class Pool:
                 job.check = DataCheck(check) if check and not job.asked.instead else None
                 if about:
                     self._observer.data_found(about)
-            if not self._equal.hold(number, job):
+            if not self._equal.hold(job):
                 self._queued.append(run)
         except ExptError as error:
             self._end(run, error)
@@ -237,7 +233,8 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
-        for run in (*self._queued, *(self._runs[number] for number in self._equal.released())):
+        self._queued += (self._runs[self._numbers[job]] for job in self._equal.released())
+        for run in self._queued:
             self._last = run.job.asked.config
             self._packing(run).add([self._demand(run)])
         self._queued.clear()

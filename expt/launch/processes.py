@@ -159,15 +159,13 @@ def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
             processes.append(start(Work(function, each, {}, nowhere, nowhere)))
         return [process.result() for process in processes]
     finally:
-        end(processes, signal.SIGKILL, 0)
+        kill(processes)
         for process in processes:
             process.close()
 
 
-def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
-    """End processes by the signal `how`, and by SIGKILL after `timeout_s`."""
-    ask(processes, how)
-    wait_for_all(processes, timeout_s, until_gone=True)
+def kill(processes: Sequence[Process]) -> None:
+    """Kill processes, and return when they are gone."""
     ask(processes, signal.SIGKILL)
     wait_for_all(processes, None, until_gone=True)
 
@@ -197,6 +195,6 @@ def wait_for_leaving() -> None:
     """Return when all processes that have done their work are gone."""
     leaving = _take_leaving()
     wait_for_all(leaving, LEAVING_S, until_gone=True)
-    end(leaving, signal.SIGKILL, 0)
+    kill(leaving)
     for process in leaving:
         process.close()

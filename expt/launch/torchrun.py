@@ -254,7 +254,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     text = f"{secrets.hidden(text)}\n{LOG}{paths.stderr(attempt.number, me.rank)}"
     print(f"error: {text}", file=terminal.err, flush=True)
     with contextlib.suppress(OSError):
-        write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
+        write_error(paths.error(attempt.number, me.rank), error)
     if me.rank == 0 and not (isinstance(error, ConfigError) and Rollback(paths).restore()):
         record_end(paths, errors.RECORDED.get(type(error).__name__, RunFailed)(text))
 

@@ -105,9 +105,9 @@ class Workers:
         else:
             self.stop()
 
-    def stop(self, timeout_s: float = 5) -> None:
+    def stop(self) -> None:
         """End all workers now: their files are whole at any moment."""
-        processes.end(self.processes, signal.SIGKILL, timeout_s)
+        processes.kill(self.processes)
 
     def close(self) -> None:
         """Close the workers' sockets: two descriptors each."""

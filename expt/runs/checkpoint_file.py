@@ -167,8 +167,6 @@ def link(source: Path, target: Path) -> None:
     """Give a file a second name; where the disk has no links, make a copy."""
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
     except OSError:  # another disk, or one without links
         shutil.copyfile(source, target)
 

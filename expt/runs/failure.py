@@ -27,13 +27,13 @@ LOST = (
 """Texts in errors of collectives of gloo, NCCL or torch's store if another worker is gone."""
 
 
-def write_error(path: Path, error: BaseException, exit_code: int) -> None:
+def write_error(path: Path, error: BaseException) -> None:
     """Write the exception that ends a worker, in the form that torch elastic reads."""
     raised = Raised(
         text=str(error),
         traceback="".join(traceback.format_exception(error)),
-        exit_code=exit_code,
         expected=isinstance(error, ExptError),
+        is_refusal=isinstance(error, ConfigError),
         kind=type(error).__name__,
         progress=getattr(error, "progress", None),
         gpus=getattr(error, "gpus", {}),
@@ -49,9 +49,10 @@ class Raised(NamedTuple):
 
     text: str
     traceback: str
-    exit_code: int
     expected: bool
     """True if `text` is meant for a person, without the traceback."""
+    is_refusal: bool
+    """True if bad input ended it, which no other worker's end does."""
     kind: str
     """The name of the exception's class."""
     progress: Sequence[int] | None = None
@@ -60,11 +61,6 @@ class Raised(NamedTuple):
     """The faults of GPUs that may be to blame, by name; see RunFailed."""
     time_ns: int = 0
     """The time at which it was written."""
-
-    @property
-    def is_refusal(self) -> bool:
-        """True if bad input ended it, which no other worker's end does."""
-        return self.expected and self.exit_code == ConfigError.exit_code
 
     @property
     def has_lost_others(self) -> bool:

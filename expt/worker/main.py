@@ -77,7 +77,7 @@ def _fail(error: Exception, report: Callable[[Exception], None]) -> NoReturn:
     # Without leaving the process group: the peers' errors, which follow, then have a later time.
     with contextlib.suppress(OSError):  # a full disk, maybe
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            write_error(Path(path), error, getattr(error, "exit_code", 1))
+            write_error(Path(path), error)
     with contextlib.suppress(OSError):
         print(secrets.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
         report(error)

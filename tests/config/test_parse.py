@@ -26,7 +26,7 @@ FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
     "runs.result",
     "launch.forkserver", "command.help", "command.compose", "command.main", "command.sweep",
-    "launch.one_run", "launch.pool", "data.kinds.originals",
+    "launch.local", "launch.pool", "data.kinds.originals",
 )  # fmt: skip
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [

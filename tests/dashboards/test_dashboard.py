@@ -13,9 +13,8 @@ from torch import nn
 from expt.config.schema import TensorBoard
 from expt.dashboards import events, tensorboard
 from expt.dashboards.events import Writer, writer
-from expt.dashboards.layer_values import LayerValues
 from expt.dashboards.pictures import RunPictures
-from expt.dashboards.tensorboard import Dashboard
+from expt.dashboards.tensorboard import Dashboard, LayerValues
 from expt.runs.paths import RunPaths
 from expt.runs.tags import GRADIENT_NORM, WEIGHT_NORM
 from expt.training.learner import Position

@@ -12,7 +12,6 @@ from PIL import Image
 
 import expt
 from expt.dashboards.events import pictures_of_evaluations
-from expt.dashboards.layer_values import layers, norm
 from expt.dashboards.pictures import (
     WIDTH,
     Review,
@@ -22,6 +21,7 @@ from expt.dashboards.pictures import (
     image_grid,
     worst_of,
 )
+from expt.dashboards.tensorboard import layers, norm
 from expt.data.loading import Batch
 from tests.conftest import Trained
 from tests.late import Late

@@ -17,7 +17,7 @@ import expt
 from expt.config.parse import parse
 from expt.data.fingerprint import content_of
 from expt.errors import ExptError
-from expt.launch import one_run
+from expt.launch import local
 from expt.machine import Machine
 from tests.composing import composed
 from tests.conftest import Typed
@@ -484,7 +484,7 @@ def test_bad_task_one_line(name: str, tasks: Path, monkeypatch: Patch, typed: Ty
 
 def _carry_out(words: Sequence[str], tasks: Path, folder: Path) -> None:
     config = parse(composed(*words, conf=tasks / "conf"), Machine(cpus=2))
-    one_run.Launcher().carry_out(request_of(config, folder, content_of(config)))
+    local.Launcher().carry_out(request_of(config, folder, content_of(config)))
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in TYPED])

@@ -3,7 +3,6 @@
 import os
 import random
 import resource
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -152,7 +151,7 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         before = path.stat().st_mtime_ns if path.exists() else 0
         wait_until(lambda before=before: path.exists() and path.stat().st_mtime_ns > before)  # type: ignore[misc]
         time.sleep(random.Random(number).uniform(0, 0.02))  # a moment within one of the saves
-        processes.end([process], signal.SIGKILL, 0)
+        processes.kill([process])
         process.close()
         state = checkpoint.load(path)
         assert (state["weights"] == state["step"]).all()

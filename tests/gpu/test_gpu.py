@@ -15,8 +15,8 @@ from torch import nn
 import expt
 from expt.config import groups
 from expt.config.parse import parse
-from expt.dashboards.layer_values import LayerValues
 from expt.dashboards.pictures import Review
+from expt.dashboards.tensorboard import LayerValues
 from expt.data.loading import Batch
 from expt.errors import ExptError
 from expt.gpus import gpu_uuid, visible

@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from expt.config.identity import typed_hyperparameters
-from expt.dashboards.hparams import Value, columns
+from expt.dashboards.events import Value, columns
 from expt.errors import RunFailed
 from tests.conftest import Trained
 from tests.facade import Patch, as_typed, own_model

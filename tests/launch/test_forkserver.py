@@ -202,7 +202,8 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
         print("ValueError: no good" in open("err").read())
         sleeper = start("time:sleep", 60)
         print(sleeper.exitcode)
-        processes.end([sleeper], signal.SIGTERM, 30)
+        processes.ask([sleeper], signal.SIGTERM)
+        processes.wait_for_all([sleeper], 30, until_gone=True)
         print(sleeper.exitcode)
         processes.ask([sleeper], signal.SIGTERM)  # gone: no harm
         for what in ([(9,)], [("no",), (9,)]):
@@ -244,7 +245,7 @@ def test_one_without_room_for_open_files_fails_alone(free: int, tmp_path: Path) 
         except RunFailed as error:
             print("ulimit -n" in str(error))
         print({{each.exitcode for each in sleepers}}, len(sleepers) > 2)
-        processes.end(sleepers[:1], signal.SIGKILL, 0)
+        processes.kill(sleepers[:1])
         print(processes.call_each("os:getppid", [()]) == [first])
     """
     assert python(code, tmp_path) == ["True", "{None} True", "True"]

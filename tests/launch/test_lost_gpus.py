@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from expt.errors import DeviceFull, DeviceLost, OutOfMemory, RunFailed
-from expt.launch.faulty_gpus import LEFT_ALONE_S
 from expt.launch.job import Job
+from expt.launch.packing import LEFT_ALONE_S
 from expt.runs.attempt import Attempt
 from expt.runs.result import COMPLETED, FAILED, create_result, read_result
 from tests.launch.test_pool import FakeWorkers, World, world

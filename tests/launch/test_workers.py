@@ -108,7 +108,7 @@ def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatc
         if (
             timeout_s == LATE_S
         ):  # and not where all are ended, nor in the moment that each failure is given
-            leave_error(found.paths, 0, ConfigError("a=1: is none"), 11, 2)
+            leave_error(found.paths, 0, ConfigError("a=1: is none"), 11)
             found.processes[0].exitcode = 2  # type: ignore[misc]
 
     monkeypatch.setattr(processes, "wait_for_all", wait_for_all)
@@ -121,16 +121,14 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
 
 
-def leave_error(
-    paths: RunPaths, rank: int, error: Exception, second: int, exit_code: int = 1
-) -> None:
+def leave_error(paths: RunPaths, rank: int, error: Exception, second: int) -> None:
     """The word of a worker that raised at this second."""
     path = paths.error(0, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         raise error
     except Exception as raised:
-        write_error(path, raised, exit_code)
+        write_error(path, raised)
     os.utime(path, (second, second))
 
 
@@ -165,7 +163,7 @@ def test_bad_input_is_told_and_not_what_others_make_of_its_end(
     leave_log(paths, 0, "terminate called")
     if lost_code == 1:
         leave_error(paths, 0, LOST, 10)
-    leave_error(paths, 1, REFUSED, second, 2)
+    leave_error(paths, 1, REFUSED, second)
     after = Aftermath(paths, 0, [lost_code, refused_code])
     assert not after.lost_others()
     told = after.in_words(60)

@@ -149,11 +149,10 @@ def failure() -> Exception:
 
 def test_the_exception_that_ended_a_worker(tmp_path: Path) -> None:
     path = tmp_path / "error"
-    write_error(path, failure(), 2)
+    write_error(path, failure())
     raised = read_error(path)
     assert raised is not None
     assert raised.text == "no such label: 11"
-    assert raised.exit_code == 2
     assert raised.time_ns == path.stat().st_mtime_ns
     assert raised.traceback.startswith("Traceback (most recent call last):")
     assert raised.traceback.rstrip().endswith("ValueError: no such label: 11")
@@ -167,7 +166,7 @@ def test_the_exception_that_ended_a_worker(tmp_path: Path) -> None:
 )
 def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
     path = tmp_path / "error"
-    write_error(path, failure(), 1)
+    write_error(path, failure())
     path.write_text(path.read_text()[:length])
     assert read_error(path) is None
 
@@ -265,10 +264,11 @@ def test_an_error_in_one_line(error: str, line: str) -> None:
 
 def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_secret: str) -> None:
     for error, expected in ((Diverged(f"nan {a_secret}"), True), (failure(), False)):
-        write_error(tmp_path / "error", error, 1)
+        write_error(tmp_path / "error", error)
         raised = read_error(tmp_path / "error")
         assert raised is not None
         assert (raised.expected, raised.kind) == (expected, type(error).__name__)
+        assert not raised.is_refusal
         assert a_secret not in (tmp_path / "error").read_text()
 
 

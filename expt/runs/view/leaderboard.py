@@ -17,7 +17,7 @@ from expt.runs.paths import SUMMARY_CSV, SUMMARY_TABLE, write_atomically
 from expt.runs.result import device_s
 from expt.runs.view.listing import best_first
 from expt.runs.view.settings import Row, objective_name, rows, shown_setting
-from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
+from expt.runs.view.text import STALE, as_csv, elapsed, plain_table, setting
 
 SHOWN = 200
 """The largest number of rows that are printed."""
@@ -37,15 +37,13 @@ def leaderboard(
     shown = found if whole else found[:SHOWN]
     left_out = len(found) - len(shown)
     head, *below = _lines(shown, objective_name(among or runs), stale)
-    table = plain_table(head, left={*head[: len(_keys(shown))], "status"})
+    table = plain_table(head, below, left={*head[: len(_keys(shown))], "status"})
     notes = list[str]()
     if any(len(row.values) > 1 for row in shown):
         notes.append(SPREAD)
     if left_out:
         notes.append(f"{left_out:,} more in {SUMMARY_TABLE}")
     table.caption = "\n".join(notes)
-    for line in below:
-        table.add_row(*cells(*line))
     return table
 
 

@@ -74,19 +74,17 @@ class Row:
     @property
     def as_record(self) -> dict[str, Any]:
         """The setting as a program reads it: its numbers are of the counted repetitions."""
+        values = self.values
+        has_spread = len(values) > 1 and all(map(math.isfinite, values))
         return {
             "settings": self.settings,
             "objective": self.objective,
             "mean": self.mean,
-            "std": statistics.stdev(self.values) if self._has_spread else None,
+            "std": statistics.stdev(values) if has_spread else None,
             "counted": len(self.counted),
             "repetitions": self.total,
             "runs": [str(run.folder.absolute()) for run in self.runs],
         }
-
-    @property
-    def _has_spread(self) -> bool:
-        return len(self.values) > 1 and all(map(math.isfinite, self.values))
 
     @property
     def values(self) -> list[float]:

@@ -191,10 +191,7 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
             several = record["evaluation_of"].get("mean_of")
             name = f"mean of {len(several)}" if several else paths.folder.parents[1].name
             row.insert(0, name)
-    table = plain_table(columns, left=("run", ""))
-    for row in rows:
-        table.add_row(*cells(*row))
-    console.print(table)
+    console.print(plain_table(columns, rows, left=("run", "")))
     _say_undefined(console, *(record["metrics"] for record in records))
     run = evaluated[0].folder.parents[1]
     if len(records) == 1:

@@ -119,7 +119,9 @@ def cells(*values: object) -> list[Text]:
     return [Text(printable(str(value))) for value in values]
 
 
-def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
+def plain_table(
+    columns: Iterable[str], rows: Iterable[Iterable[object]] = (), *, left: Collection[str] = ()
+) -> Table:
     """Return a table whose columns are numbers, at the right, but those of `left` texts."""
     table = PlainTable()
     for column in columns:
@@ -127,6 +129,8 @@ def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
         table.add_column(
             cells(column)[0], justify=side, no_wrap=column not in left, overflow="fold"
         )
+    for row in rows:
+        table.add_row(*cells(*row))
     return table
 
 

@@ -1,23 +1,34 @@
-"""A run that a command starts here, with a display of how far it is."""
+"""A run, or evaluations, that a command starts on this machine, with a display of the progress."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.status import Status
+
 from expt import machine, signals
 from expt.config import own_code
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, FolderInUse, Interrupted
+from expt.errors import (
+    INTERRUPTED_BEFORE,
+    INTERRUPTED_UNWRITTEN,
+    ConfigError,
+    ExptError,
+    FolderInUse,
+    Interrupted,
+)
 from expt.gpus import is_simulated
 from expt.launch.job import Job, Observer, prepare
 from expt.launch.pool import Pool, PoolOptions
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest
-from expt.runs.view.progress import RunDisplay, watched
+from expt.runs.result import COMPLETED
+from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import how_to_continue, print_summary
-from expt.runs.view.text import Console, resume_command, say
+from expt.runs.view.text import Console, cells, resume_command, say
 
 
 class Launcher:
@@ -68,14 +79,14 @@ def _run_in_pool(request: RunRequest, display: RunDisplay, console: Console) -> 
     """Run the workers; add to a failure how to continue after it."""
     paths, job = request.paths, Job(request.paths, request)
     with display:
-        Pool(machine.detect(), PoolOptions(), _Shown(display, console)).run(iter([job]))
+        Pool(machine.detect(), PoolOptions(), _RunObserver(display, console)).run(iter([job]))
     if job.error:
         if paths.last.exists() or paths.forked.exists():
             job.error.args = (f"{job.error}{how_to_continue(request, job.error)}",)
         raise job.error
 
 
-class _Shown(Observer):
+class _RunObserver(Observer):
     def __init__(self, display: RunDisplay, console: Console) -> None:
         self._display, self._console = display, console
 
@@ -111,3 +122,53 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
         recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(alone, request, source)
+
+
+def evaluate_all(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
+    """Run the evaluations and return the failures.
+
+    Nothing is left of refused and interrupted ones. Raises Interrupted, and ConfigError where the
+    only one is refused.
+    """
+    jobs = [Job(request.paths, request) for request in requests]
+    try:
+        with console.status("starting") as status:
+            observer = _EvaluationObserver(console, status)
+            Pool(machine.detect(), PoolOptions(), observer).run(iter(jobs))
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
+    finally:
+        for job in jobs:
+            if job.status != COMPLETED and isinstance(job.error, ConfigError | Interrupted | None):
+                shutil.rmtree(job.paths.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # others are left in the folder around it
+                    job.paths.folder.parent.rmdir()
+    if len(jobs) == 1 and jobs[0].error:
+        raise jobs[0].error
+    return [job.error for job in jobs if job.error]
+
+
+class _EvaluationObserver(Observer):
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console, self._status = console, status
+        self._printed: dict[Job, Printed] = {}
+        self._done = 0
+
+    def job_starting(self, job: Job) -> None:
+        self._printed[job] = Printed(job.paths)
+
+    def job_ended(self, job: Job) -> None:
+        self._done += 1
+        self._show(job, last=True)
+
+    def tick(self, active: Sequence[Job]) -> None:
+        names = ", ".join(str(job.paths.folder.parents[1].name) for job in active)
+        done = f", {self._done} done" if self._done else ""
+        self._status.update(*cells(f"evaluating {names}{done}"))  # a str would be markup
+        for job in active:
+            self._show(job)
+
+    def _show(self, job: Job, *, last: bool = False) -> None:
+        if job in self._printed:
+            lines = self._printed[job].new(last=last)
+            show_printed(self._console, ((f"rank {rank}", line) for rank, line in lines))
