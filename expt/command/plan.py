@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,10 @@ from expt import machine, progress
 from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.config.constraints import word
-from expt.errors import ConfigError, counted
+from expt.errors import counted
 from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
-    from expt.command.grammar import Override
     from expt.config.schema import RunConfig
     from expt.planning.plan import Footprints
 
@@ -63,9 +61,7 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from expt.config.parse import parse
 
     words = list(map(grammar.readable, options.words))
-    overrides = grammar.parse(words)
-    grammar.refuse_axes(overrides, "plan looks at one run")
-    _refuse_words(overrides)
+    grammar.refuse_for_one_run(grammar.parse(words), "a plan", grammar.NOT_OF_A_TRY)
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
@@ -75,14 +71,6 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     # All strategies are planned, from one step of a model that none has divided.
     config = dataclasses.replace(config, strategy="ddp")
     return config, options.vocabulary or _vocabulary(settings)
-
-
-def _refuse_words(words: Sequence[Override]) -> None:
-    """Raise ConfigError for words without effect on a plan."""
-    for each in words:
-        group = re.split("[./]", each.key_or_group)[0]
-        if group in ("fork", "hydra", "resume", "search", "sweep"):
-            raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
 
 
 def _vocabulary(settings: Mapping[str, Any]) -> int | None:
