@@ -80,7 +80,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if options.printing and this.from_python:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if any(word.startswith("query=") for word in options.printing):
-        from expt.command.completion import print_completions  # for Hydra's shell script
+        from expt.command.help import print_completions  # for Hydra's shell script
 
         return print_completions()
     begins = not (options.printing or machine.is_external_worker())

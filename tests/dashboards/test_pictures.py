@@ -23,8 +23,8 @@ from expt.dashboards.pictures import (
     worst_of,
 )
 from expt.data.loading import Batch
+from expt.late import Late
 from tests.conftest import Trained
-from tests.late import Late
 
 NAMES = (
     "T-shirt/top",

@@ -21,6 +21,10 @@ LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=
 SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
 PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10  # of an MLP of the digits with 16 hidden units
 
+# torch starts a process's autograd threads at its first backward pass, where a device is known that
+# needs some. Fake tensors make one known; were theirs the first, no later test could fork ranks.
+torch.ones(1, requires_grad=True).sum().backward()
+
 
 class Decides(nn.Module):
     """Reads a number of its outputs."""
