@@ -289,7 +289,7 @@ def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
         if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
     }
     secrets.remember(variables)  # first, for an error may show them
-    content = {key: _contained(composed[key]) for key in own}
+    content = {key: contained(composed[key]) for key in own}
     secrets.remember(variables, content)
     node = {**content, "secrets": variables}
     if texts and (following := _following(composed, texts)):
@@ -303,7 +303,7 @@ def _choices_of(composed: DictConfig) -> dict[str, str | None]:
     return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
 
-def _contained(value: Any) -> Any:
+def contained(value: Any) -> Any:
     """Return one of a configuration's values; a copy of all with Hydra's would take four times."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)

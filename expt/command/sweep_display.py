@@ -97,13 +97,12 @@ class SweepDisplay(Observer):
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def count_ended(self) -> None:
+    def count(self, folder: Path, status: str) -> None:
         """Count a trial that has ended in an earlier command."""
-        self._skipped += 1
-
-    def count_pruned(self, folder: Path) -> None:
-        """Count a trial that an earlier command has pruned."""
-        self._pruned.add(folder)
+        if status == PRUNED:
+            self._pruned.add(folder)
+        else:
+            self._skipped += 1
 
     def repeated(self, job: Job) -> None:
         """Show a run that the grid names a second time."""

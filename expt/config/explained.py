@@ -31,27 +31,23 @@ _NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _nowhere(key: str) -> None:
-    """Return None: no file sets the key. Unlike a lambda, it can be pickled."""
-
-
 class Origin(NamedTuple):
     """The places that settings came from."""
 
     texts: Mapping[str, str] = {}
     """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
-    yaml: Callable[[str], tuple[str, str] | None] = _nowhere
+    yaml: Callable[[str], tuple[str, str] | None] | None = None
     """Return the custom file that sets a key, and the key as it stands there; None if none does."""
 
     def fix(self, key: str, value: str) -> str:
         """Return how a value is written where the key stands."""
-        if place := self.yaml(key):
+        if self.yaml and (place := self.yaml(key)):
             return f"write {place[1]}: {value} in {place[0]}"
         return f"write '{key}=\"{value}\"'" if "${" in value else f"write {key}={value}"
 
     def several(self, key: str, values: str) -> str:
         """Return how several values of a key are written."""
-        if (place := self.yaml(key)) is None:
+        if not (self.yaml and (place := self.yaml(key))):
             return f"for a run of each write -m {key}={values}"
         if place[1] == key:
             return f"for a run of each write {key}: {values} in {place[0]}"
