@@ -83,18 +83,6 @@ def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path, monkeypatch: Pat
     assert chosen.job.name == "optimizer=adam"
 
 
-def test_an_interpolation_in_another_needs_no_quotes() -> None:
-    for value, meant in {
-        f"{LR},0.1": f"'{LR}',0.1",
-        f"[{LR},0.1]": f"['{LR}',0.1]",
-        f"{{a:{LR}}}": f"{{a:'{LR}'}}",
-        f'"{LR}"': f'"{LR}"',
-        "${seed},1": "${seed},1",
-        f"a{LR}": f"a{LR}",
-    }.items():
-        assert readable(f"model.x={value}") == f"model.x={meant}"
-
-
 def test_a_text_of_a_variable_stays_secret() -> None:
     words = ["mlflow.experiment=${oc.env:EXPT_BAD}", "label_smoothing=${optimizer.lr}"]
     config = parse(composer().settings(words, sweep=True), HERE)
