@@ -42,8 +42,7 @@ from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import quoted
 from expt.config.explained import Origin
-from expt.config.key_types import may_be_text
-from expt.config.keys import varying
+from expt.config.keys import may_be_text, varying
 from expt.config.kinds import conf_dir
 from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError

@@ -23,7 +23,7 @@ from hydra.errors import OverrideParseException
 
 from expt.config.constraints import plain, quoted
 from expt.config.groups import GROUPS
-from expt.config.key_types import takes_text
+from expt.config.keys import takes_text
 from expt.config.parse import with_value
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, values_of

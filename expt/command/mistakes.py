@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.constraints import kind, names_of, typed
 from expt.config.groups import GROUPS
-from expt.config.key_types import names_around, takes_keys, takes_list
-from expt.config.keys import all_keys, example_of, flat, in_a_shell
+from expt.config.keys import (
+    all_keys,
+    example_of,
+    flat,
+    in_a_shell,
+    names_around,
+    takes_keys,
+    takes_list,
+)
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
 

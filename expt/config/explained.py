@@ -11,7 +11,7 @@ from expt import registry
 from expt.config import auto, keys
 from expt.config.constraints import kind, typed
 from expt.config.groups import GROUPS, OWN
-from expt.config.key_types import names_around, takes_null
+from expt.config.keys import names_around, takes_null
 from expt.config.schema import RunConfig
 from expt.errors import did_you_mean, nearest
 

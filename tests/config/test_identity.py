@@ -21,9 +21,9 @@ from expt.config.identity import (
     shown,
     typed_hyperparameters,
 )
-from expt.config.key_types import choices_of
 from expt.config.keys import (
     Rule,
+    choices_of,
     differing,
     effects_in_words,
     evaluation_values,
