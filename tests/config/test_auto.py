@@ -7,13 +7,10 @@ import pytest
 
 from expt.config import auto
 from expt.machine import Machine
+from tests.facade import machine
 
 TWO_GPUS = Machine(gpus=("a", "b"), cpus=8)
 CPU = Machine(cpus=8)
-
-
-def machine(gpus: int = 0, cpus: int = 8, **facts: Any) -> Machine:
-    return Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus, **facts)
 
 
 CASES: list[tuple[str, dict[str, Any], Machine, object]] = [

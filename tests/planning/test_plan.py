@@ -10,12 +10,11 @@ from expt.command import plan as command
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
-from expt.machine import Machine
 from expt.planning.plan import Footprint, footprints
 from tests.command.test_json import document
 from tests.composing import composed
 from tests.conftest import Typed
-from tests.facade import Capture
+from tests.facade import Capture, machine
 
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere")
 SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
@@ -46,7 +45,7 @@ class Double(nn.Sequential):
 
 
 def config(*words: str, gpus: int = 8) -> RunConfig:
-    return parse(composed(*words), Machine(gpus=tuple(map(str, range(gpus))), cpus=8))
+    return parse(composed(*words), machine(gpus))
 
 
 def plans(*words: str) -> dict[tuple[str, bool], Footprint]:
