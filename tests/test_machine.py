@@ -26,10 +26,18 @@ ALL = ("0", "1", "2", "3")
 
 
 @pytest.fixture(autouse=True)
-def _four_gpus(monkeypatch: Patch) -> None:
+def _four_gpus(monkeypatch: Patch) -> Iterator[None]:
     for name in ("CUDA_VISIBLE_DEVICES", gpus.SIMULATED_GPUS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gpus, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
+    _ask_anew()
+    yield
+    _ask_anew()
+
+
+def _ask_anew() -> None:
+    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -292,15 +300,6 @@ def _without_nvml(monkeypatch: Patch, folder: Path, version: str) -> None:
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     monkeypatch.setattr(pynvml, "nvmlInit", no_nvml)
-    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
-        cached.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def _asked_anew() -> Iterator[None]:
-    yield
-    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
-        cached.cache_clear()
 
 
 def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
