@@ -82,11 +82,11 @@ def _vocabulary(settings: Mapping[str, Any]) -> int | None:
 
 def _machine_with(gpus: Any) -> machine.Machine:
     """Return a machine with the GPUs that a plan names; this one where it names none."""
-    named = [each for each in gpus if isinstance(each, int)] if isinstance(gpus, list) else []
-    number = max(named, default=-1) + 1 if isinstance(gpus, list) else gpus
-    if not isinstance(number, int):
+    if isinstance(gpus, list):
+        gpus = max((each for each in gpus if isinstance(each, int)), default=-1) + 1
+    if not isinstance(gpus, int):
         return machine.detect()
-    return machine.Machine(gpus=tuple(map(str, range(number))), cpus=machine.usable_cpus())
+    return machine.Machine(gpus=tuple(map(str, range(gpus))), cpus=machine.usable_cpus())
 
 
 def _show(console: Console, config: RunConfig, found: Footprints) -> None:
