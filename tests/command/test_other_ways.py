@@ -121,20 +121,6 @@ def test_an_interpolation_of_a_grid_is_looked_at_first(word: str, said: str) -> 
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["model=convnet,mlp", "eval_batch_size=32,${model.hidden.0}"],
-        ["batch_size=32,64", "eval_batch_size=32,${batch_size}"],
-        ["optimizer.lr=0.1,${optimizer.momentum}"],
-        ["+mlflow.tags.place=${hydra:runtime.output_dir},here"],
-        ["mlflow.experiment=${hydra:runtime.output_dir},here"],
-    ],
-)
-def test_one_that_some_runs_can_have_is_left_to_them(words: list[str]) -> None:
-    Grid(words, composer()).check(HERE)
-
-
-@pytest.mark.parametrize(
     ("text", "fix"),
     [
         ("optimizer: {lr: '0.1'}", "write lr: 0.1 in conf/experiment/one.yaml"),

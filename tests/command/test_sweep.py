@@ -86,6 +86,11 @@ def test_value_no_run_can_have_is_refused_first(words: list[str], problems: list
         ["experiment=ddp_mlp,d2l_resnet18", "seed=1,2"],
         ["tensorboard={images: false},{norms: false}"],
         ["model=mlp,{_target_: mine.Net}"],
+        ["model=convnet,mlp", "eval_batch_size=32,${model.hidden.0}"],
+        ["batch_size=32,64", "eval_batch_size=32,${batch_size}"],
+        ["optimizer.lr=0.1,${optimizer.momentum}"],
+        ["+mlflow.tags.place=${hydra:runtime.output_dir},here"],
+        ["mlflow.experiment=${hydra:runtime.output_dir},here"],
     ],
 )
 def test_what_only_some_runs_cannot_have_is_left_to_them(words: list[str]) -> None:

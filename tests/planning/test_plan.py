@@ -86,19 +86,17 @@ def test_a_model_in_double_gets_its_samples_so() -> None:
     assert found.plans[0].gradients == 8 * found.num_parameters
 
 
-def test_a_model_that_reads_its_numbers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"numbers: DataDependentOutputException: [^:]*$"):
-        footprints(config("~model", f"+model._target_={__name__}.Decides"))
-
-
-def test_sparse_gradients_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^plan: .* sparse=False$"):
-        footprints(config("~model", "+model._target_=tests.worker.ratings.Rater"))
-
-
-def test_adapters_are_refused_by_their_key() -> None:
-    with pytest.raises(ConfigError, match=r"^model.lora.rank=2: "):
-        footprints(config("model=transformers", "model.path=x", "model.lora.rank=2"))
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (f"~model +model._target_={__name__}.Decides", "numbers: DataDependentOutputException: [^:]*$"),
+        ("~model +model._target_=tests.worker.ratings.Rater", "^plan: .* sparse=False$"),
+        ("model=transformers model.path=x model.lora.rank=2", "^model.lora.rank=2: "),
+    ],
+)
+def test_a_model_that_cannot_be_planned_is_refused(words: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        footprints(config(*words.split()))
 
 
 def test_the_table_names_every_strategy(capsys: Capture) -> None:
