@@ -89,7 +89,10 @@ def test_a_model_in_double_gets_its_samples_so() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (f"~model +model._target_={__name__}.Decides", "numbers: DataDependentOutputException: [^:]*$"),
+        (
+            f"~model +model._target_={__name__}.Decides",
+            "numbers: DataDependentOutputException: [^:]*$",
+        ),
         ("~model +model._target_=tests.worker.ratings.Rater", "^plan: .* sparse=False$"),
         ("model=transformers model.path=x model.lora.rank=2", "^model.lora.rank=2: "),
     ],
