@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 
-class _Late:
-    """A module, imported when something of it is asked for."""
+class Late:
+    """The module `name`, imported when something of it is asked for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # who looks at all objects asks for some
+        if attribute.startswith("_"):  # who looks at all objects, such as pytest, asks for some
             raise AttributeError(attribute)
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)  # found without this method from now on
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyarrow import csv, parquet
     from torch.nn import functional
 else:
-    np, pa, torch, Image = map(_Late, ("numpy", "pyarrow", "torch", "PIL.Image"))
-    csv, parquet = map(_Late, ("pyarrow.csv", "pyarrow.parquet"))
-    functional = _Late("torch.nn.functional")
-compute: Any = _Late("pyarrow.compute")  # it makes its functions when it is imported
+    np, pa, torch, Image = map(Late, ("numpy", "pyarrow", "torch", "PIL.Image"))
+    csv, parquet = map(Late, ("pyarrow.csv", "pyarrow.parquet"))
+    functional = Late("torch.nn.functional")
+compute: Any = Late("pyarrow.compute")  # it makes its functions when it is imported
 
-__all__ = ["Image", "compute", "csv", "functional", "np", "pa", "parquet", "torch"]
+__all__ = ["Image", "Late", "compute", "csv", "functional", "np", "pa", "parquet", "torch"]

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -139,9 +139,7 @@ class Heeded:
     """
 
     def __init__(self) -> None:
-        self._before: dict[
-            signal.Signals, Callable[[int, types.FrameType | None], Any] | int | None
-        ] = {}
+        self._before = dict[signal.Signals, Any]()
 
     def __enter__(self) -> None:
         _received.clear()

@@ -52,18 +52,11 @@ class PoolLauncher(Launcher):
         """Run every point; the value of a failed run is nan, and Ctrl-C ends them all."""
         from expt.command.by_hydra import HydraTask  # late: Hydra imports every plugin
 
-        def on_start(config: DictConfig) -> None:
-            self._callbacks.on_job_start(config=config, task_function=self._task)
-
-        def on_end(config: DictConfig, words: Sequence[str], value: float | None) -> None:
-            returned = _returned(words, value)
-            returned.cfg = config
-            self._callbacks.on_job_end(config=config, job_return=returned)
-
         if not isinstance(self._task, HydraTask):
             raise TypeError("hydra/launcher=pool runs the sweeps of expt only")
-        found = self._task.launch(self._config, job_overrides, initial_job_idx, on_start, on_end)
-        return [_returned(*each) for each in zip(job_overrides, found, strict=True)]
+        return self._task.launch(
+            self._config, job_overrides, initial_job_idx, self._callbacks, _returned
+        )
 
 
 def _returned(words: Sequence[str], value: float | None) -> JobReturn:

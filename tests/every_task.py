@@ -17,11 +17,11 @@ from expt.config.schema import RunConfig
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
 from expt.features import NO_TARGET
+from expt.late import Late
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, UNet
 from expt.tasks.custom import Config as TargetTask
 from tests.conftest import Configured
-from tests.late import Late
 
 measured: Any = Late("torchmetrics.functional")
 

@@ -38,19 +38,12 @@ Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 TIMEOUT_S = 100
 
-# torchrun and schedulers set these; a test session inside one must not look like a worker.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
 OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no launcher's variables, one terminal width."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in (*LAUNCHER_VARIABLES, *OF_TESTS)
-    }
+    """The environment of a command under test, with one terminal width."""
+    kept = {key: value for key, value in os.environ.items() if key not in OF_TESTS}
     return {**kept, "COLUMNS": "100", **extra}
 
 
@@ -211,6 +204,11 @@ def alive(pids: set[int]) -> set[int]:
             return False
 
     return {pid for pid in pids if runs(pid)}
+
+
+def machine(gpus: int = 0, **facts: Any) -> Machine:
+    """A machine with this number of GPUs and, unless `facts` say otherwise, 8 cores."""
+    return Machine(gpus=tuple(map(str, range(gpus))), **{"cpus": 8, **facts})
 
 
 @functools.cache

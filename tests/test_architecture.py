@@ -15,12 +15,9 @@ from tests.facade import python
 
 # What is imported before a run's workers are started: torch is imported beside it, by a forkserver.
 DOORS = (
-    *(
-        "expt.__main__", "expt.api", "expt.command.main", "expt.command.invoke",
-        "expt.command.sweep",
-    ),
-    *("expt.command.predict", "expt.launch.local", "expt.launch.pool"),
-)  # fmt: skip
+    *("expt.__main__", "expt.api", "expt.command.main", "expt.command.invoke"),
+    *("expt.command.sweep", "expt.command.predict", "expt.launch.local", "expt.launch.pool"),
+)
 
 
 def test_the_driver_imports_neither_torch_nor_numpy() -> None:

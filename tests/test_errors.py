@@ -50,49 +50,41 @@ def test_of_many_problems_a_few_are_shown() -> None:
     assert str(error).endswith("\n  mask 29\n  and 30 more")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
-        torch.OutOfMemoryError("Caught OutOfMemoryError in replica 0 on device 0."),
-        RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload"),
-        torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
-        RuntimeError("CUDA driver error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
-        torch.distributed.DistBackendError(
-            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.28.9\n"
-            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-            "Cuda failure 2 'out of memory'"
-        ),
-        torch.distributed.DistBackendError("Last error:\nFailed to CUDA calloc async 4096 bytes"),
-        torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"),
-        torch.AcceleratorError("HIP error: out of memory"),
-        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`"),
-        RuntimeError("miopenStatusAllocFailed"),
-    ],
-    ids=lambda error: str(error)[-40:],
+LACKS_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
+    torch.OutOfMemoryError("Caught OutOfMemoryError in replica 0 on device 0."),
+    RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload"),
+    torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    torch.distributed.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.28.9\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 2 'out of memory'"
+    ),
+    torch.distributed.DistBackendError("Last error:\nFailed to CUDA calloc async 4096 bytes"),
+    torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("HIP error: out of memory"),
+    RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`"),
+    RuntimeError("miopenStatusAllocFailed"),
 )
+OTHERS = (
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+    RuntimeError("NCCL error: no space left on device /dev/shm"),
+    RuntimeError("CUDA error: device-side assert triggered"),
+    ValueError("CUDA out of memory, says a message of nobody's"),
+    MemoryError(),
+)
+
+
+@pytest.mark.parametrize("error", LACKS_MEMORY + OTHERS, ids=lambda error: str(error)[-40:])
 def test_memory_of_a_device_ran_out_whichever_library_says_so(error: Exception) -> None:
-    assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
-        RuntimeError("NCCL error: no space left on device /dev/shm"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-        ValueError("CUDA out of memory, says a message of nobody's"),
-        MemoryError(),
-    ],
-)
-def test_other_errors_are_no_lack_of_a_devices_memory(error: Exception) -> None:
-    assert not is_out_of_memory(error)
+    assert is_out_of_memory(error) == (error in LACKS_MEMORY)
 
 
 @pytest.mark.parametrize(

@@ -26,70 +26,62 @@ ALL = ("0", "1", "2", "3")
 
 
 @pytest.fixture(autouse=True)
-def _four_gpus(monkeypatch: Patch) -> None:
+def _four_gpus(monkeypatch: Patch) -> Iterator[None]:
     for name in ("CUDA_VISIBLE_DEVICES", gpus.SIMULATED_GPUS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gpus, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
+    _ask_anew()
+    yield
+    _ask_anew()
+
+
+def _ask_anew() -> None:
+    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    ("visible", "expected", "misnamed"),
     [
-        (None, ALL),
-        ("", ()),
-        ("-1", ()),
-        ("2", ("2",)),
-        ("3,1", ("3", "1")),
-        (" 0 , 2 ", ("0", "2")),
-        ("0,9,1", ("0",)),
-        ("0,-1,1", ("0",)),
-        ("GPU-3,GPU-1", ("GPU-3", "GPU-1")),
-        ("GPU-3,MIG-4f1a", ("GPU-3",)),
-        ("MIG-4f1a,MIG-4f1b", ("MIG-4f1a", "MIG-4f1b")),
-        ("MIG-4f1a,MIG-4f1a", ("MIG-4f1a",)),
-        ("NoDevFiles", ()),
-        ("GPU-deadbeef,0", ()),
-        ("GPU-", ()),
-        ("0,0,1", ("0",)),
-        ("1,GPU-1", ("1",)),
-        ("GPU-1,1", ("GPU-1",)),
-        ("01,+2,3gpu", ("1", "2", "3")),
-        ("+", ()),
+        ("", (), False),
+        ("-1", (), False),
+        ("2", ("2",), False),
+        ("3,1", ("3", "1"), False),
+        ("0,", ("0",), False),
+        (" 0 , 2 ", ("0", "2"), False),
+        ("3,2,1,0,9", ("3", "2", "1", "0"), False),
+        ("0,-1,1", ("0",), False),
+        ("GPU-3,GPU-1", ("GPU-3", "GPU-1"), False),
+        ("MIG-4f1a,MIG-4f1b", ("MIG-4f1a", "MIG-4f1b"), False),
+        ("9", (), True),
+        ("0,9,1", ("0",), True),
+        ("0,0,1", ("0",), True),
+        ("1,,2", ("1",), True),
+        (",0", (), True),
+        ("0 1", ("0",), True),
+        ("1;2", ("1",), True),
+        ("0x1,2", ("0", "2"), True),
+        ("01,+2,3gpu", ("1", "2", "3"), True),
+        ("+", (), True),
+        ("\u0967", (), True),  # a digit, of another script
+        ("NoDevFiles", (), True),
+        ("GPU-3,MIG-4f1a", ("GPU-3",), True),
+        ("MIG-4f1a,MIG-4f1a", ("MIG-4f1a",), True),
+        ("GPU-deadbeef,0", (), True),
+        ("GPU-", (), True),
+        ("1,GPU-1", ("1",), True),
+        ("GPU-1,1", ("GPU-1",), True),
     ],
 )
 def test_cuda_visible_devices(
-    monkeypatch: Patch, visible: str | None, expected: tuple[str, ...]
+    monkeypatch: Patch, visible: str, expected: tuple[str, ...], misnamed: bool
 ) -> None:
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus.visible().gpus == expected
-    assert machine.detect().gpus == expected
-
-
-@pytest.mark.parametrize(
-    ("visible", "hides", "misnamed"),
-    [
-        ("3,2,1,0,9", False, False),
-        ("1", True, False),
-        ("", True, False),
-        ("-1", True, False),
-        ("9", True, True),
-        ("abc", True, True),
-        ("0,0", True, True),
-        ("1,,2", True, True),
-        ("0 1", True, True),
-        ("1;2", True, True),
-        (",0", True, True),
-        ("\u0967", True, True),  # a digit, of another script
-        ("0x1,2", True, True),
-        ("0,", True, False),
-    ],
-)
-def test_hiding_is_named(monkeypatch: Patch, visible: str, hides: bool, misnamed: bool) -> None:
+    assert gpus.visible().gpus == ALL
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = machine.detect()
-    assert (f"CUDA_VISIBLE_DEVICES={visible} shows" in found.hidden) is hides
-    assert found.misnamed is misnamed
+    assert (found.gpus, found.misnamed) == (expected, misnamed)
+    is_hidden = f"CUDA_VISIBLE_DEVICES={visible} shows" in found.hidden
+    assert is_hidden == (len(expected) < len(ALL))
 
 
 def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: Patch) -> None:
@@ -194,35 +186,26 @@ TASK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID":
 
 
 @pytest.mark.parametrize(
-    ("more", "own"),
+    ("more", "own_cpus", "own_gpus"),
     [
-        ({"SLURM_CPUS_ON_NODE": "16"}, True),
-        ({"SLURM_CPUS_ON_NODE": "8"}, False),  # bound to none
-        ({"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"}, False),  # torchrun shares it
+        ({"SLURM_CPUS_ON_NODE": "16"}, True, False),
+        ({"SLURM_CPUS_ON_NODE": "8"}, False, False),  # bound to none
+        ({"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"}, False, False),  # shared
+        ({"CUDA_VISIBLE_DEVICES": "3"}, False, True),  # --gpus-per-task=1, --gpu-bind=single:1, ...
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}, False, True),
+        ({"SLURM_GPUS_PER_TASK": "1"}, False, False),  # --gpu-bind=none
+        ({"CUDA_VISIBLE_DEVICES": ""}, False, False),
+        ({"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "a"}, False, False),
     ],
-    ids=["bound", "not bound", "torchrun in a task"],
 )
-def test_cores_bound_by_slurm(monkeypatch: Patch, more: dict[str, str], own: bool) -> None:
+def test_what_slurm_has_bound_to_a_task(
+    monkeypatch: Patch, more: dict[str, str], own_cpus: bool, own_gpus: bool
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, value in {**TASK, **more}.items():
         monkeypatch.setenv(name, value)
-    assert machine.detect().own_cpus == own
-
-
-@pytest.mark.parametrize(
-    ("more", "own"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "3"}, True),  # --gpus-per-task=1, --gpu-bind=single:1, ...
-        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}, True),
-        ({"SLURM_GPUS_PER_TASK": "1"}, False),  # --gpu-bind=none
-        ({"CUDA_VISIBLE_DEVICES": ""}, False),
-        ({"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "a"}, False),
-    ],
-)
-def test_gpus_of_one_task(monkeypatch: Patch, more: dict[str, str], own: bool) -> None:
-    for name, value in {**TASK, **more}.items():
-        monkeypatch.setenv(name, value)
-    assert machine.detect().own_gpus == own
+    found = machine.detect()
+    assert (found.own_cpus, found.own_gpus) == (own_cpus, own_gpus)
 
 
 def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: Patch) -> None:
@@ -317,15 +300,6 @@ def _without_nvml(monkeypatch: Patch, folder: Path, version: str) -> None:
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     monkeypatch.setattr(pynvml, "nvmlInit", no_nvml)
-    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
-        cached.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def _asked_anew() -> Iterator[None]:
-    yield
-    for cached in (gpus._torch_is_for, gpus._gpus_of_torch, gpus.note_unused):
-        cached.cache_clear()
 
 
 def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:

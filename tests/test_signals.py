@@ -37,6 +37,8 @@ def test_the_first_signal_is_kept(number: signal.Signals) -> None:
         press(number)
         assert signals.asked()
         assert signals.asked_by(number)
+        is_of_person = number == signal.SIGINT  # who is less patient than a scheduler
+        assert signals.grace_s() == (signals.IMPATIENT_S if is_of_person else signals.GRACE_S)
     assert signal.getsignal(number) is before
     assert signals.exit_code() == 128 + number
 
@@ -127,20 +129,7 @@ def test_what_was_heard_in_an_earlier_run_is_forgotten() -> None:
         press(signal.SIGUSR1)
     with signals.Heeded():
         assert not signals.asked()
-
-
-def test_without_a_signal_the_exit_code_is_that_of_ctrl_c() -> None:
-    assert signals.exit_code() == 130
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [(signal.SIGINT, signals.IMPATIENT_S), (signal.SIGTERM, signals.GRACE_S)],
-)
-def test_a_person_is_less_patient_than_a_scheduler(number: signal.Signals, expected: float) -> None:
-    with signals.Heeded():
-        press(number)
-        assert signals.grace_s() == expected
+        assert signals.exit_code() == 130, "without a signal that of Ctrl-C"
 
 
 def test_in_another_thread_handlers_stay_as_they_are() -> None:

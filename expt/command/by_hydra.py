@@ -61,13 +61,15 @@ class HydraTask:
         config: DictConfig,
         batch: Sequence[Sequence[str]],
         first: int,
-        on_start: Callable[[DictConfig], None],
-        on_end: Callable[[DictConfig, Sequence[str], float | None], None],
-    ) -> list[float | None]:
-        """Train a batch of runs by the pool; returns their objectives, nan for a failed run.
+        callbacks: Any,
+        returned: Callable[[Sequence[str], float | None], Any],
+    ) -> list[Any]:
+        """Train a batch of runs by the pool, and call Hydra's `callbacks` for each.
 
-        `on_start` and `on_end` are Hydra's callbacks for each run.
+        Return the JobReturn that `returned` makes of a run's words and objective, nan for a failed
+        run.
         """
+        task = self
         assert self._command is not None
         if self._sweep is None:
             self._sweep = Sweep(self._command, config, self._composer)
@@ -76,16 +78,20 @@ class HydraTask:
             def job_starting(self, job: Job) -> None:
                 super().job_starting(job)
                 if not job.retries:  # once for all attempts of a run
-                    on_start(self.runs[job][0].configuration())
+                    config = self.runs[job][0].configuration()
+                    callbacks.on_job_start(config=config, task_function=task)
 
             def job_ended(self, job: Job) -> None:
                 super().job_ended(job)
                 run = self.runs[job][0]
-                on_end(run.configuration(), run.words, _value(job))
+                job_return = returned(run.words, _value(job))
+                job_return.cfg = run.configuration()
+                callbacks.on_job_end(config=job_return.cfg, job_return=job_return)
 
         own = [[word for word in words if not word.startswith("hydra.")] for words in batch]
         heard = Heard(self._command.console, total=len(batch), folder=self._sweep.folder)
-        return [_value(job) for job in self._sweep.run_batch(own, first, self._swept, heard)]
+        jobs = self._sweep.run_batch(own, first, self._swept, heard)
+        return [returned(words, _value(job)) for words, job in zip(batch, jobs, strict=True)]
 
 
 def _value(job: Job) -> float | None:

@@ -7,9 +7,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from expt.command.conf_files import checked_folders, own_folders
 from expt.command.grammar import Override, parse, parse_one, readable, replaces
@@ -18,6 +15,7 @@ from expt.command.words import Exact, Options
 from expt.config import kept_code
 from expt.config.constraints import quoted
 from expt.config.identity import Content
+from expt.config.kinds import read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
@@ -140,8 +138,7 @@ def kept_words(paths: RunPaths) -> list[str]:
     """Return the words that a run was started with, interpolations as typed; none without them."""
     if not paths.overrides.exists():
         return []
-    found: Any = OmegaConf.to_container(OmegaConf.load(paths.overrides), resolve=False)
-    return [*map(str, found)]
+    return [*map(str, read_yaml(paths.overrides))]
 
 
 def words_to_keep(paths: RunPaths, words: Sequence[str]) -> list[str]:

@@ -42,8 +42,7 @@ from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import quoted
 from expt.config.explained import Origin
-from expt.config.key_types import may_be_text
-from expt.config.keys import varying
+from expt.config.keys import may_be_text, varying
 from expt.config.kinds import conf_dir
 from expt.config.parse import Settings, with_value
 from expt.errors import ConfigError
@@ -289,7 +288,7 @@ def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
         if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
     }
     secrets.remember(variables)  # first, for an error may show them
-    content = {key: _contained(composed[key]) for key in own}
+    content = {key: contained(composed[key]) for key in own}
     secrets.remember(variables, content)
     node = {**content, "secrets": variables}
     if texts and (following := _following(composed, texts)):
@@ -303,7 +302,7 @@ def _choices_of(composed: DictConfig) -> dict[str, str | None]:
     return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
 
-def _contained(value: Any) -> Any:
+def contained(value: Any) -> Any:
     """Return one of a configuration's values; a copy of all with Hydra's would take four times."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)

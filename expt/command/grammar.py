@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
@@ -23,7 +23,7 @@ from hydra.errors import OverrideParseException
 
 from expt.config.constraints import plain, quoted
 from expt.config.groups import GROUPS
-from expt.config.key_types import takes_text
+from expt.config.keys import takes_text
 from expt.config.parse import with_value
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, values_of
@@ -35,6 +35,8 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""
 TEXTS = ("search.constraints", "search.when", "search.warm_start")
 """Keys outside of the schema whose value is a list of texts."""
+NOT_OF_A_TRY = {"fork", "hydra", "resume", "search", "sweep"}
+"""Keys, or their first parts, that make no single run from its beginning, or name a folder."""
 
 lock = threading.RLock()
 """Held while Hydra is used: its state, and the resolvers of interpolations, are the process's."""
@@ -119,11 +121,17 @@ def parse(words: Sequence[str]) -> list[Override]:
     return [parse_one(word) for word in words]
 
 
-def refuse_axes(overrides: Sequence[Override], takes: str) -> None:
-    """Raise ConfigError for several values, where a command takes one, as `takes` says."""
+def refuse_for_one_run(overrides: Sequence[Override], command: str, unused: Set[str]) -> None:
+    """Raise ConfigError for several values, or a key without effect, where a `command` tries a run.
+
+    `unused` are such keys, and the first parts of others.
+    """
     for each in overrides:
+        key = each.key_or_group
         if each.is_sweep_override():
-            raise ConfigError(f"{each.input_line}: {takes}; name one value")
+            raise ConfigError(f"{each.input_line}: {command} is about one run; name one value")
+        if {key, re.split("[./]", key)[0]} & unused:
+            raise ConfigError(f"{each.input_line}: has no effect on {command}; leave it out")
 
 
 @functools.lru_cache(maxsize=10_000)  # a word takes 0.5 ms

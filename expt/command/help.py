@@ -1,7 +1,8 @@
-"""`--help`: the keys, the groups, and example commands, from the YAML that holds them."""
+"""`--help`, and the words that the Tab key offers: from the YAML that has keys and groups."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 from expt.command.conf_files import groups, keys_in_yaml, lineage, options, own_folders
 from expt.command.mistakes import unknown_option
 from expt.command.words import WORDS, options_of
-from expt.config.keys import effects_in_words
+from expt.config.keys import choices_of, effects_in_words
 from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.view.text import Console
@@ -218,3 +219,35 @@ def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
         else:
             prefix = f"{key.strip()}."
     return found
+
+
+def print_completions() -> None:
+    """Print completions of the line in the environment of Hydra's completion script."""
+    line = os.environ.get("COMP_LINE", "")
+    is_python = os.path.basename(line.partition(" ")[0]).startswith("python")  # -m expt
+    words = line.split(maxsplit=3 if is_python else 1)
+    print("\n".join(completed(words[-1] if len(words) in (2, 4) else "")))
+
+
+def completed(line: str) -> list[str]:
+    """Return the words that the last one of `line` may become; a shell offers files for none."""
+    typed = line.split() if line[-1:].strip() else [*line.split(), ""]
+    *before, last = typed or [""]
+    if before and before[0] in WORDS:
+        return []
+    words = [] if before else [word for word in WORDS if word.startswith(last)]
+    return sorted({*words, *_settings_like(last)})
+
+
+def _settings_like(word: str) -> list[str]:
+    """Return completions of a setting: a key up to its next dot, or its values."""
+    key, equals, _ = word.partition("=")
+    if equals:
+        values = (*choices_of(key), *options(key, *own_folders(None, [word])))
+        found = dict.fromkeys(f"{key}={value}" for value in values)
+    else:
+        parts, depth = [each.split(".") for each in keys_in_yaml()], word.count(".") + 1
+        found = dict.fromkeys(
+            ".".join(each[:depth]) + ("=" if len(each) <= depth else ".") for each in parts
+        )
+    return [each for each in found if each.startswith(word)]

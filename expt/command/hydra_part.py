@@ -38,7 +38,7 @@ LEAST = {
     "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
 }  # fmt: skip
 """The least value of each key of `hydra.launcher`."""
-OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
+CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ def needs_hydra(composed: DictConfig) -> str:
     choices = composed.hydra.runtime.choices
     if (sweeper := choices.get("hydra/sweeper")) not in (None, "basic"):
         return f"hydra/sweeper={sweeper}"
-    if (launcher := choices.get("hydra/launcher")) not in (None, *OWN_LAUNCHERS):
+    if (launcher := choices.get("hydra/launcher")) not in (None, "pool", *CLUSTER_LAUNCHERS):
         return f"hydra/launcher={launcher}"
     if composed.hydra.sweeper.get("max_batch_size") is not None:
         return "hydra.sweeper.max_batch_size"

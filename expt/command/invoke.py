@@ -81,7 +81,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if options.printing and this.from_python:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if any(word.startswith("query=") for word in options.printing):
-        from expt.command.completion import print_completions  # for Hydra's shell script
+        from expt.command.help import print_completions  # for Hydra's shell script
 
         return print_completions()
     begins = not (options.printing or machine.is_external_worker())
@@ -93,6 +93,9 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if reason := hydra_part.needs_hydra(composed):
         if this.from_python:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
+        launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
+        if sweep and launcher in hydra_part.CLUSTER_LAUNCHERS:
+            raise ConfigError(f"hydra/launcher={launcher}: runs a grid or search=... only")
         from expt.command.by_hydra import HydraTask  # late: a single run does not need it
 
         task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])

@@ -42,8 +42,6 @@ DIVERGED = 4.0
 """The average loss, as a multiple of its least or of how far it fell, that ends the search."""
 ROWS = 12
 """The number of rates that the table shows."""
-NOT_OF_ONE = ("hydra", "resume", "fork", "search", "sweep", "preflight")
-"""Settings that make no single run from its beginning, or name a folder, which is not kept."""
 
 
 class Point(NamedTuple):
@@ -71,13 +69,9 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"--from {asked.least:g} --to {asked.most:g}: give 0 < from < to")
     from expt.command import grammar  # late: Hydra
 
-    grammar.refuse_axes(
-        grammar.parse([*map(grammar.readable, asked.words)]), "a test is of one run"
-    )
-    fixed = {*NOT_OF_ONE, *map(key_of, _settings(asked))}
-    for word in asked.words:
-        if {key_of(word), key_of(word).split(".")[0]} & fixed:
-            raise ConfigError(f"{word}: has no effect on a test of learning rates; leave it out")
+    overrides = grammar.parse([*map(grammar.readable, asked.words)])
+    unused = {*grammar.NOT_OF_A_TRY, "preflight", *map(key_of, _settings(asked))}
+    grammar.refuse_for_one_run(overrides, "a test of learning rates", unused)
     refuse_in_torchrun("expt lr_range")
     if asked.output:
         refuse_undrawable("--output", asked.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
 import re
@@ -12,8 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config.constraints import kind, names_of, typed
 from expt.config.groups import GROUPS
-from expt.config.key_types import names_around, takes_keys, takes_list
-from expt.config.keys import all_keys, example_of, flat, in_a_shell
+from expt.config.keys import (
+    all_keys,
+    example_of,
+    flat,
+    in_a_shell,
+    names_around,
+    takes_keys,
+    takes_list,
+)
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of, unquoted
 
@@ -253,20 +261,11 @@ def _refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
         found = f"{'.'.join(path[:at])} is {typed(value)}"
         raise ConfigError(f"{word.input_line}: there is no {'.'.join(path[: at + 1])}; {found}")
     end = list_on(own, word) or 0
-    left = _without(_descend(own, path[:end])[0], path[end:])
+    left = copy.deepcopy(_descend(own, path[:end])[0])
+    holder, _ = _descend(left, path[end:-1])
+    del holder[int(path[-1]) if isinstance(holder, list) else path[-1]]
     whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
     raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
-
-
-def _without(node: Any, path: Sequence[str]) -> Any:
-    """Return a list or a mapping without the element or the key at a path that is there."""
-    found = node.copy()
-    key = int(path[0]) if isinstance(node, list) else path[0]
-    if path[1:]:
-        found[key] = _without(node[key], path[1:])
-    else:
-        del found[key]
-    return found
 
 
 def list_on(own: Mapping[str, Any], word: Override) -> int | None:

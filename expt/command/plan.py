@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,10 @@ from expt import machine, progress
 from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.config.constraints import word
-from expt.errors import ConfigError, counted
+from expt.errors import counted
 from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
-    from expt.command.grammar import Override
     from expt.config.schema import RunConfig
     from expt.planning.plan import Footprints
 
@@ -63,9 +61,7 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from expt.config.parse import parse
 
     words = list(map(grammar.readable, options.words))
-    overrides = grammar.parse(words)
-    grammar.refuse_axes(overrides, "plan looks at one run")
-    _refuse_words(overrides)
+    grammar.refuse_for_one_run(grammar.parse(words), "a plan", grammar.NOT_OF_A_TRY)
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
@@ -77,14 +73,6 @@ def _configured(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     return config, options.vocabulary or _vocabulary(settings)
 
 
-def _refuse_words(words: Sequence[Override]) -> None:
-    """Raise ConfigError for words without effect on a plan."""
-    for each in words:
-        group = re.split("[./]", each.key_or_group)[0]
-        if group in ("fork", "hydra", "resume", "search", "sweep"):
-            raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
-
-
 def _vocabulary(settings: Mapping[str, Any]) -> int | None:
     """Return a usual number of tokens where the tokenizer's file is not here."""
     tokenizer = str((settings.get("dataset") or {}).get("tokens"))
@@ -94,11 +82,11 @@ def _vocabulary(settings: Mapping[str, Any]) -> int | None:
 
 def _machine_with(gpus: Any) -> machine.Machine:
     """Return a machine with the GPUs that a plan names; this one where it names none."""
-    named = [each for each in gpus if isinstance(each, int)] if isinstance(gpus, list) else []
-    number = max(named, default=-1) + 1 if isinstance(gpus, list) else gpus
-    if not isinstance(number, int):
+    if isinstance(gpus, list):
+        gpus = max((each for each in gpus if isinstance(each, int)), default=-1) + 1
+    if not isinstance(gpus, int):
         return machine.detect()
-    return machine.Machine(gpus=tuple(map(str, range(number))), cpus=machine.usable_cpus())
+    return machine.Machine(gpus=tuple(map(str, range(gpus))), cpus=machine.usable_cpus())
 
 
 def _show(console: Console, config: RunConfig, found: Footprints) -> None:

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from expt.command.compose import contained
 from expt.command.grammar import last_of_each
 from expt.command.search_space import refuse_repetitions, space_of
 from expt.command.sweep import Runner, Sweep, SweepObserver
@@ -43,9 +42,10 @@ class SearchCommand:
     def __init__(self, sweep: Sweep, words: Sequence[str]) -> None:
         """Read the search as its folder has it. Raises ConfigError for impossible settings."""
         self._sweep, composed = sweep, sweep.config
-        self._settings = settings = parse_search(_plain(composed.search))
+        with sweep.composer.explained(words):
+            search, objective = map(contained, (composed.search, composed.objective))
+        self._settings = settings = parse_search(search)
         self._budget = Budget(settings.budget) if settings.budget is not None else None
-        objective = _plain(composed.objective)
         self._fixed, axes = _split(words)
         if isinstance(objective, list):
             self._fixed = [word for word in self._fixed if not word.startswith("objective=")]
@@ -198,10 +198,7 @@ class SearchCommand:
             if trial.folder is None or trial in unfinished:
                 continue
             if trial.number is not None:
-                if trial.status == PRUNED:
-                    observer.count_pruned(trial.folder)
-                else:
-                    observer.count_ended()
+                observer.count(trial.folder, trial.status)
             if trial.status in (COMPLETED, PRUNED):
                 self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         batch = self._settings.batch or runner.batch
@@ -230,10 +227,6 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         )
     fixed = [str(each.input_line) for each in own if each not in axes]
     return fixed, [str(each.input_line) for each in axes]
-
-
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def _objective_of_runs(tags: Sequence[str], settings: Mapping[str, Any]) -> list[str]:

@@ -31,20 +31,6 @@ LINES_S = 0.1
 """How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
 
 
-class _Every:
-    """A moment that comes again after some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._next = seconds, 0.0
-
-    def is_due(self, now: float) -> bool:
-        """Return whether the moment has come; the next one is counted from now."""
-        if now < self._next:
-            return False
-        self._next = now + self._seconds
-        return True
-
-
 class SweepDisplay(Observer):
     """A sweep that is under way, and the lines of its workers; plain without a terminal."""
 
@@ -76,8 +62,7 @@ class SweepDisplay(Observer):
         """The number of runs that were moved to other GPUs, by the faults of theirs."""
         self._skipped = 0
         self._busy_s = 0.0
-        self._lines_due, self._printed_due = _Every(LINES_S), _Every(PRINTED_S)
-        self._table_due = _Every(REFRESH_S)
+        self._due: dict[str, float] = {}
         self._lines: list[Text] = []
         self._best = ""
 
@@ -97,13 +82,12 @@ class SweepDisplay(Observer):
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def count_ended(self) -> None:
+    def count(self, folder: Path, status: str) -> None:
         """Count a trial that has ended in an earlier command."""
-        self._skipped += 1
-
-    def count_pruned(self, folder: Path) -> None:
-        """Count a trial that an earlier command has pruned."""
-        self._pruned.add(folder)
+        if status == PRUNED:
+            self._pruned.add(folder)
+        else:
+            self._skipped += 1
 
     def repeated(self, job: Job) -> None:
         """Show a run that the grid names a second time."""
@@ -165,23 +149,29 @@ class SweepDisplay(Observer):
     def tick(self, active: Sequence[Job]) -> None:
         """Read new lines of the running ones, and show them."""
         self._look()
-        now = time.monotonic()
-        if self._lines_due.is_due(now):
+        if self._is_due("lines", LINES_S):
             self._print_lines()
-        if self._printed_due.is_due(now):
+        if self._is_due("printed", PRINTED_S):
             for job in active:
                 self._show_printed(job)
         if self._live is None:
             if active and progress.is_quiet():
                 say(self._console, self._totals(len(active)))
             return
-        if not self._table_due.is_due(now):
+        if not self._is_due("table", REFRESH_S):
             return
         for job in active:
             if job not in self._states:
                 self._states[job] = RunState(job.paths, epochs=job.asked.config.epochs)
             self._states[job].read()
         self._live.update(self._table(active))
+
+    def _is_due(self, part: str, every_s: float) -> bool:
+        """Return whether it is time for a part; the next time is counted from now."""
+        if (now := time.monotonic()) < self._due.get(part, 0.0):
+            return False
+        self._due[part] = now + every_s
+        return True
 
     def _forget(self, job: Job) -> None:
         self._show_printed(job, last=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt import registry
 from expt.config import auto, keys
 from expt.config.constraints import kind, typed
 from expt.config.groups import GROUPS, OWN
-from expt.config.key_types import names_around
-from expt.config.meant import as_wanted, meant, several
+from expt.config.keys import names_around, takes_null
 from expt.config.schema import RunConfig
 from expt.errors import did_you_mean, nearest
 
@@ -27,10 +27,8 @@ _SHOULD_BE = "input should be "
 """The beginning of pydantic's words for a value of another type, or out of range."""
 _MISSING = ("missing", "missing_argument")
 """pydantic's rules of a key that is not there."""
-
-
-def _nowhere(key: str) -> None:
-    """Return None: no file sets the key. Unlike a lambda, it can be pickled."""
+_NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Origin(NamedTuple):
@@ -38,18 +36,18 @@ class Origin(NamedTuple):
 
     texts: Mapping[str, str] = {}
     """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
-    yaml: Callable[[str], tuple[str, str] | None] = _nowhere
+    yaml: Callable[[str], tuple[str, str] | None] | None = None
     """Return the custom file that sets a key, and the key as it stands there; None if none does."""
 
     def fix(self, key: str, value: str) -> str:
         """Return how a value is written where the key stands."""
-        if place := self.yaml(key):
+        if self.yaml and (place := self.yaml(key)):
             return f"write {place[1]}: {value} in {place[0]}"
         return f"write '{key}=\"{value}\"'" if "${" in value else f"write {key}={value}"
 
     def several(self, key: str, values: str) -> str:
         """Return how several values of a key are written."""
-        if (place := self.yaml(key)) is None:
+        if not (self.yaml and (place := self.yaml(key))):
             return f"for a run of each write -m {key}={values}"
         if place[1] == key:
             return f"for a run of each write {key}: {values} in {place[0]}"
@@ -220,15 +218,15 @@ def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
             return came
         why = f"{came}, and {'variables are texts' if 'oc.env:' in text else 'is a text'}"
     wanted = {line.rule.partition("_")[0] for line in lines}
-    if found := several(value, wanted, of_lists=any(line.of_element for line in lines)):
+    if found := _several(value, wanted, of_lists=any(line.of_element for line in lines)):
         return f"{why or '; a list is one value'}; {origin.several(key, ','.join(found))}"
     if isinstance(value, list):
-        right = [each if (other := meant(each, wanted)) is None else other for each in value]
+        right = [each if (other := _meant(each, wanted)) is None else other for each in value]
         return f"; {origin.fix(key, typed(right))}" if right != value else ""
     if isinstance(value, str) and (name := re.fullmatch(r"\$\{?(\w+)\}?", value)):
         variable = f"${{oc.decode:${{oc.env:{name[1]}}}}}"
         return f"; {origin.fix(key, variable)} for that variable"
-    written = as_wanted(key, value, wanted)
+    written = _as_wanted(key, value, wanted)
     if text is None:
         return "" if written is None else f"{why}; {origin.fix(key, written)}"
     around = text
@@ -255,3 +253,61 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
         return path
     is_type = not last.isidentifier() or last in ("bool", "int", "float", "str")
     return path if is_type and last not in map(str, node) else [*path, last]
+
+
+def _meant(value: Any, wanted: Set[str]) -> float | bool | None:
+    """Return a value of a wanted type that is written like this one, or None.
+
+    `wanted` are the types by which pydantic names its rules, such as bool, int, float and tuple.
+    """
+    if isinstance(value, bool):
+        return value if "bool" in wanted else None
+    if isinstance(value, str) and "bool" in wanted and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    if "int" not in wanted and "float" not in wanted:
+        return None
+    try:
+        if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
+            return int(value, 0)
+        number = float(value) if isinstance(value, str | float | int) else math.nan
+    except ValueError:
+        return None
+    if math.isfinite(number) and number == int(number):
+        return int(number)
+    return number if math.isfinite(number) and "float" in wanted else None
+
+
+def _as_wanted(key: str, value: Any, wanted: Set[str]) -> str | None:
+    """Return `_meant` as it is typed, or null where the key takes that; None for neither."""
+    if value in _NULLS and takes_null(key):
+        return "null"
+    found = _meant(value, wanted)
+    return None if found is None else typed(found)
+
+
+def _several(value: Any, wanted: Set[str], *, of_lists: bool) -> list[str]:
+    """Return the values, each for a run of its own, that a list or a text with commas holds.
+
+    They are typed as lists if the key takes a list, and this is one `of_lists`.
+    """
+    if "tuple" in wanted or not isinstance(value, str | list):
+        return []
+    if isinstance(value, str):
+        every = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
+        are_right = len(every) > 1 and None not in every
+    elif of_lists:
+        every = value
+        are_right = all(isinstance(each, list) for each in value)
+    else:
+        every = _elements(value)
+        may_be_texts = not wanted <= {"bool", "int", "float"}
+        are_meant = (each is None or _meant(each, wanted) is not None for each in every)
+        are_right = may_be_texts or all(are_meant)
+    return [*map(typed, every)] if are_right else []
+
+
+def _elements(value: Any) -> list[Any]:
+    """Return the elements of a list, and of the lists in it."""
+    if not isinstance(value, list):
+        return [value]
+    return [each for below in value for each in _elements(below)]

@@ -1,7 +1,7 @@
-"""The meaning of each setting for a run, as annotated in the schema.
+"""The meaning of each setting for a run, and its types, as annotated in the schema.
 
 The effect of a key on a run's numbers, whether it may differ when a run is resumed, forked or
-evaluated, and under which other settings it has no effect. Free of torch.
+evaluated, under which other settings it has no effect, and which values it takes. Free of torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, names_of, plain, typed
+from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain, typed
 from expt.config.groups import GROUPS
-from expt.config.key_types import classes_at, classes_in, hints_at, hints_of, takes_text
 from expt.config.schema import RunConfig
 
 Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
@@ -173,8 +172,8 @@ def all_keys() -> Mapping[str, Key]:
     return found
 
 
-def _keys_below(kind: type, prefix: str) -> Iterator[str]:
-    for name, hint in hints_of(kind).items():
+def _keys_below(cls: type, prefix: str) -> Iterator[str]:
+    for name, hint in hints_of(cls).items():
         if typing.get_origin(hint) is not typing.ClassVar:
             yield f"{prefix}.{name}"
             for below in classes_in(hint):
@@ -261,16 +260,16 @@ def _changing(
     holder: Any, prefix: str = "", member: str | None = None
 ) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Yield the keys that change numbers, with their values and their conditions on others."""
-    values, kind = vars(holder), typing.cast(Any, type(holder))
-    for name, key, only_if in _changing_fields(kind, prefix, member):
+    values, cls = vars(holder), typing.cast(Any, type(holder))
+    for name, key, only_if in _changing_fields(cls, prefix, member):
         value = values[name]
-        kind = type(value)
-        if kind in SCALARS:
+        cls = type(value)
+        if cls in SCALARS:
             yield key, value, only_if
-        elif hasattr(kind, "__dataclass_fields__"):
+        elif hasattr(cls, "__dataclass_fields__"):
             group = value.name if not prefix and name in GROUPS else member
             yield from _changing(value, f"{key}.", group)
-        elif kind is dict:
+        elif cls is dict:
             yield from ((f"{key}.{below}", plain(value[below]), {}) for below in value)
         else:
             yield key, plain(value), only_if
@@ -278,9 +277,9 @@ def _changing(
 
 @functools.cache
 def _changing_fields(
-    kind: Any, prefix: str, member: str | None
+    cls: Any, prefix: str, member: str | None
 ) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
-    every = ((name, meaning(prefix + name, member)) for name in names_of(kind))
+    every = ((name, meaning(prefix + name, member)) for name in names_of(cls))
     return tuple((x, prefix + x, key.only_if) for x, key in every if key.result == "changes")
 
 
@@ -300,3 +299,99 @@ def value_at(node: Any, path: Sequence[str]) -> Any:
     for part in path:
         node = node[int(part) if isinstance(node, list) else part]
     return node
+
+
+def hints_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
+    """Return the types of the key at a path, of each class that may have it."""
+    *above, last = path
+    every = map(hints_of, classes_at(above, member, root))
+    return [hints[last] for hints in every if last in hints]
+
+
+def classes_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
+    """Return the dataclasses that may lie at a path, where `member` is chosen of its group."""
+    if not path:
+        return [root]
+    if root is RunConfig and len(path) == 1 and path[0] in GROUPS:
+        members = GROUPS[path[0]]
+        return [members[member]] if member in members else [*members.values()]
+    if path[-1].isdigit():  # the elements of a list have the class that its type names
+        return classes_at(path[:-1], member, root)
+    return [cls for hint in hints_at(path, member, root) for cls in classes_in(hint)]
+
+
+def names_around(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
+    """Return the keys that there are next to the last one of `path`, in a configuration `node`."""
+    member = kind(node.get(path[0])) if path[0] in GROUPS else None
+    return [name for cls in classes_at(path[:-1], member, root) for name in names_of(cls)]
+
+
+def classes_in(hint: Any) -> Iterator[type]:
+    """Yield the dataclasses that a type names, also in unions and lists."""
+    return filter(dataclasses.is_dataclass, _leaves([hint]))
+
+
+def choices_of(key: str) -> tuple[str, ...]:
+    """Return the values of a setting as they are typed; none for a number or a text."""
+    values = dict.fromkeys(value for leaf in _types_of(key) for value in _values(leaf))
+    return tuple(values) if values.keys() - {"null"} else ()
+
+
+def _values(leaf: Any) -> Iterable[str]:
+    if typing.get_origin(leaf) is typing.Literal:
+        return map(typed, typing.get_args(leaf))
+    return {bool: ("true", "false"), types.NoneType: ("null",)}.get(leaf, ())
+
+
+def takes_null(key: str) -> bool:
+    """Return whether a setting may be null."""
+    return types.NoneType in _types_of(key)
+
+
+def takes_list(key: str) -> bool:
+    """Return whether a setting may be a list; any may that is not in the schema."""
+    hints = hints_at(key.split("."))
+    return not hints or any(typing.get_origin(each) is tuple for each in _leaves(hints, ()))
+
+
+def takes_keys(key: str) -> bool:
+    """Return whether a setting may have keys below it, also in the elements of its list."""
+    types_in = _types_of(key)
+    return any(dataclasses.is_dataclass(x) or typing.get_origin(x) is dict for x in types_in)
+
+
+@functools.cache
+def takes_text(key: str) -> bool:
+    """Return whether a setting is a text, or a list of texts, whichever word stands there."""
+    found = _types_of(key)
+    return bool(found) and found.keys() <= {str, types.NoneType, Ellipsis}
+
+
+@functools.cache
+def may_be_text(key: str) -> bool:
+    """Return whether a setting, or an element of it, may be any text, as a secret is."""
+    found = _types_of(key)
+    literals = {leaf for leaf in found if typing.get_origin(leaf) is typing.Literal}
+    return not found or not found.keys() - literals <= {bool, int, float, types.NoneType, Ellipsis}
+
+
+def _types_of(key: str) -> dict[Any, None]:
+    """Return the types of a setting, or of the elements of its list, in the order of the schema."""
+    path = re.sub(r"(\.\d+)+$", "", key).split(".")
+    return dict.fromkeys(_leaves(hints_at(path)))
+
+
+def _leaves(hints: Iterable[Any], lists: tuple[type, ...] = (tuple,)) -> Iterator[Any]:
+    """Yield the types in types: of unions their members, of `lists` their elements."""
+    for hint in hints:
+        origin, inside = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Annotated, typing.Union, types.UnionType, *lists):
+            yield from _leaves(inside[:1] if origin is typing.Annotated else inside, lists)
+        else:
+            yield hint
+
+
+@functools.cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the annotated types of a dataclass's fields."""
+    return typing.get_type_hints(cls, include_extras=True)

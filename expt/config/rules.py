@@ -80,14 +80,12 @@ def _workers(config: RunConfig, machine: Machine) -> Problems:
         yield "backend", "takes one worker for each GPU", "use backend=gloo, or other gpus"
 
 
-def _amp(config: RunConfig, machine: Machine) -> Problems:
-    if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
+def _on_cpu(config: RunConfig, machine: Machine) -> Problems:
+    if config.num_gpus:
+        return
+    if config.amp == "fp16" and not machine.cpu_fp16:
         yield "amp", "this CPU does not compute in float16", "use amp=bf16 or a GPU"
-
-
-def _compile(config: RunConfig, machine: Machine) -> Problems:
-    shared = config.batch_norm == "sync" and config.world_size > 1
-    if config.compile and shared and not config.num_gpus:
+    if config.compile and config.batch_norm == "sync" and config.world_size > 1:
         why = "torch.compile can't take these layers on a CPU"
         yield "batch_norm", why, "use batch_norm=groups"
 
@@ -330,17 +328,13 @@ def _evaluated_splits(config: RunConfig, machine: Machine) -> Problems:
         yield "overfit_batches", "evaluates on val, which is these batches", fix
 
 
-def _early_stop(config: RunConfig, machine: Machine) -> Problems:
-    stop = config.early_stop
-    if stop is not None and stop.patience is None and stop.threshold is None:
-        yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
-
-
 def _watched(config: RunConfig, machine: Machine) -> Problems:
-    each_time = measured_each_time(config)
+    each_time, stop = measured_each_time(config), config.early_stop
     watched = {"objective": (config.objective, [*each_time, *_tags(config, ["test"])])}
-    if config.early_stop is not None:
-        watched["early_stop.metric"] = config.early_stop.metric, each_time
+    if stop is not None:
+        watched["early_stop.metric"] = stop.metric, each_time
+        if stop.patience is None and stop.threshold is None:
+            yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
         watched["scheduler.metric"] = config.scheduler.metric, each_time
     moments = "each epoch" if config.evaluates_epochs else "each evaluation"
@@ -392,9 +386,9 @@ def measured_each_time(config: RunConfig) -> list[str]:
     return _tags(config, [*splits, config.eval_split] if config.eval_split else splits)
 
 
-_ALWAYS = (_gpus, _workers, _amp, _compile, _model, _fits_samples, _folds, _sampling)
+_ALWAYS = (_gpus, _workers, _on_cpu, _model, _fits_samples, _folds, _sampling)
 _TRAINING = (
     *(_sharding, _data_parallel, _optimizer, _batch, _printing, _fitting, _schedule),
-    *(_of_classes, _transforms, _evaluated_splits, _early_stop, _watched),
+    *(_of_classes, _transforms, _evaluated_splits, _watched),
 )
 """Rules in the order in which their problems are listed; an evaluation breaks only the former."""

@@ -78,16 +78,14 @@ def test_options_are_told_from_settings() -> None:
             (word, word)
             for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "~x.y")
         ),
-    ],
-)
-def test_a_setting_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    assert readable(typed) == read
-
-
-@pytest.mark.parametrize(
-    ("typed", "read"),
-    [
+        # an interpolation in another
+        ("model.x=${oc.decode:${oc.env:LR}},0.1", "model.x='${oc.decode:${oc.env:LR}}',0.1"),
+        ("model.x=[${oc.decode:${oc.env:LR}},0.1]", "model.x=['${oc.decode:${oc.env:LR}}',0.1]"),
+        ("model.x={a:${oc.decode:${oc.env:LR}}}", "model.x={a:'${oc.decode:${oc.env:LR}}'}"),
+        ('model.x="${oc.decode:${oc.env:LR}}"', 'model.x="${oc.decode:${oc.env:LR}}"'),
+        ("model.x=${seed},1", "model.x=${seed},1"),
+        ("model.x=a${oc.decode:${oc.env:LR}}", "model.x=a${oc.decode:${oc.env:LR}}"),
+        # the names of runs that are there
         ("fork=s/lr=1,model=mlp", "fork='s/lr=1,model=mlp'"),
         ("fork=s/lr=1,s/lr=1,model=mlp@40", "fork='s/lr=1','s/lr=1,model=mlp@40'"),
         ("weights=s/lr=1,model=mlp", "weights='s/lr=1,model=mlp'"),
@@ -95,7 +93,8 @@ def test_a_setting_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: 
         ("weights=null,s/lr=1,model=mlp", "weights=null,'s/lr=1,model=mlp'"),
     ],
 )
-def test_the_name_of_a_run_that_is_there_may_hold_commas(typed: str, read: str) -> None:
+def test_a_setting_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     for folder in ("s/lr=1", "s/lr=1,model=mlp"):
         Path(folder).mkdir(parents=True)
     assert readable(typed) == read

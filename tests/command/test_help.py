@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.completion import completed
 from expt.command.conf_files import lineage
-from expt.command.help import COMMON, EXAMPLES, keys_with_meaning, print_help
+from expt.command.help import COMMON, EXAMPLES, completed, keys_with_meaning, print_help
 from expt.command.words import WORDS
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError

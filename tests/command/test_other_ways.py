@@ -83,18 +83,6 @@ def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path, monkeypatch: Pat
     assert chosen.job.name == "optimizer=adam"
 
 
-def test_an_interpolation_in_another_needs_no_quotes() -> None:
-    for value, meant in {
-        f"{LR},0.1": f"'{LR}',0.1",
-        f"[{LR},0.1]": f"['{LR}',0.1]",
-        f"{{a:{LR}}}": f"{{a:'{LR}'}}",
-        f'"{LR}"': f'"{LR}"',
-        "${seed},1": "${seed},1",
-        f"a{LR}": f"a{LR}",
-    }.items():
-        assert readable(f"model.x={value}") == f"model.x={meant}"
-
-
 def test_a_text_of_a_variable_stays_secret() -> None:
     words = ["mlflow.experiment=${oc.env:EXPT_BAD}", "label_smoothing=${optimizer.lr}"]
     config = parse(composer().settings(words, sweep=True), HERE)
@@ -130,20 +118,6 @@ def test_an_interpolation_of_a_grid_is_looked_at_first(word: str, said: str) -> 
         Grid([word], composer()).check(HERE)
     assert said in str(raised.value)
     assert str(raised.value).startswith(f"{word.partition('=')[0]}=")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model=convnet,mlp", "eval_batch_size=32,${model.hidden.0}"],
-        ["batch_size=32,64", "eval_batch_size=32,${batch_size}"],
-        ["optimizer.lr=0.1,${optimizer.momentum}"],
-        ["+mlflow.tags.place=${hydra:runtime.output_dir},here"],
-        ["mlflow.experiment=${hydra:runtime.output_dir},here"],
-    ],
-)
-def test_one_that_some_runs_can_have_is_left_to_them(words: list[str]) -> None:
-    Grid(words, composer()).check(HERE)
 
 
 @pytest.mark.parametrize(

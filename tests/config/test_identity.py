@@ -1,5 +1,6 @@
 """What makes two runs the same."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -21,9 +22,9 @@ from expt.config.identity import (
     shown,
     typed_hyperparameters,
 )
-from expt.config.key_types import choices_of
 from expt.config.keys import (
     Rule,
+    choices_of,
     differing,
     effects_in_words,
     evaluation_values,
@@ -84,13 +85,10 @@ WITHOUT_EFFECT = {  # as no other key is set with which they have one
 def replaced(instance: Any, path: list[str], value: object) -> Any:
     """A copy of nested frozen dataclasses with one field changed, unchecked."""
     first, *rest = path
-    copy = object.__new__(type(instance))
-    for field in dataclasses.fields(instance):
-        object.__setattr__(copy, field.name, getattr(instance, field.name))
-    object.__setattr__(
-        copy, first, replaced(getattr(instance, first), rest, value) if rest else value
-    )
-    return copy
+    changed = copy.copy(instance)
+    new = replaced(getattr(instance, first), rest, value) if rest else value
+    object.__setattr__(changed, first, new)
+    return changed
 
 
 def another(one: RunConfig, key: str) -> object:

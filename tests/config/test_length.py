@@ -55,14 +55,12 @@ BEYOND = {
     "ddp.comm_hook=powersgd max_steps=10 epochs=1": "10 further steps",
 }
 REACHED = (
-    *(
-        "max_steps=40",
-        "epochs=2 max_steps=40",
-        "epochs=2 max_steps=39",
-        "epochs=2 max_steps=21",
-        "eval_every_steps=40",
-        "checkpoint.every_epochs=2",
-    ),
+    "max_steps=40",
+    "epochs=2 max_steps=40",
+    "epochs=2 max_steps=39",
+    "epochs=2 max_steps=21",
+    "eval_every_steps=40",
+    "checkpoint.every_epochs=2",
     "early_stop={metric: loss/val, patience: 2} epochs=4",
     "early_stop={metric: loss/val, patience: 4} eval_every_minutes=1 max_minutes=6",
     "early_stop={metric: loss/val, threshold: 0.1}",
@@ -71,15 +69,16 @@ REACHED = (
     "scheduler=plateau scheduler.cooldown=1 scheduler.patience=0 epochs=4",
     "scheduler=plateau scheduler.cooldown=0 scheduler.patience=0 epochs=3",
     "optimizer.groups=[{match: a, epochs: 1.9}]",
-    *("profile=true max_steps=5 epochs=10", "profile=false max_steps=1 epochs=10"),
-    *(
-        "log_every=40",
-        "scheduler=cosine scheduler.epochs=3",
-        "checkpoint.every_steps=1",
-        "max_minutes=1",
-    ),
+    "profile=true max_steps=5 epochs=10",
+    "profile=false max_steps=1 epochs=10",
+    "log_every=40",
+    "scheduler=cosine scheduler.epochs=3",
+    "checkpoint.every_steps=1",
+    "max_minutes=1",
     "early_stop={metric: loss/val, patience: 2} eval_every_steps=10",
-    *("scheduler=step epochs=6", "scheduler=plateau epochs=13", "scheduler=one_cycle"),
+    "scheduler=step epochs=6",
+    "scheduler=plateau epochs=13",
+    "scheduler=one_cycle",
 )
 
 

@@ -20,7 +20,7 @@ from expt.config.schema import TRACKERS, RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import Patch, as_typed
+from tests.facade import Patch, as_typed, machine
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
@@ -38,10 +38,6 @@ OPTIONS = [
 CALLED = {"plain_sgd": "sgd", "warm_cosine": "cosine"}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
-
-
-def machine(gpus: int = 0, **facts: Any) -> Machine:
-    return Machine(gpus=tuple(map(str, range(gpus))), cpus=8, **facts)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,7 @@ from expt.config.parse import parse, with_value
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-
-
-def machine(gpus: int = 0, **facts: Any) -> Machine:
-    return Machine(gpus=tuple(map(str, range(gpus))), cpus=8, **facts)
+from tests.facade import machine
 
 
 def problems(on: Machine, *words: str) -> list[str]:

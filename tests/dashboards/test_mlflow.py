@@ -9,10 +9,10 @@ import pytest
 
 from expt.dashboards import trackers
 from expt.dashboards.sender import Sender, runs_in
+from expt.late import Late
 from expt.runs.paths import RunPaths
 from tests.dashboards.folders import measure, record, sweep
 from tests.facade import Capture, Patch, RunFolder, run
-from tests.late import Late
 
 mlflow: Any = Late("mlflow")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what packages of others say at their import

@@ -23,8 +23,8 @@ from expt.dashboards.pictures import (
 )
 from expt.dashboards.tensorboard import layers, norm
 from expt.data.loading import Batch
+from expt.late import Late
 from tests.conftest import Trained
-from tests.late import Late
 
 NAMES = (
     "T-shirt/top",

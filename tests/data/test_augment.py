@@ -14,9 +14,9 @@ from expt.data.augment import Augmentation, Mixing, box_of
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
 from expt.errors import ConfigError
+from expt.late import Late
 from tests.data.loaders import makers
 from tests.facade import built, dataset
-from tests.late import Late
 
 CPU = torch.device("cpu")
 SIZE, HEIGHT, WIDTH = 51, 7, 5

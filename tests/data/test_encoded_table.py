@@ -18,10 +18,10 @@ from expt.data.kinds import Opening
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features
+from expt.late import Late
 from tests.conftest import Trained
 from tests.data.test_table import CLASS, CPU, NUMBER, built, of, samples, written
 from tests.facade import Capture, Patch
-from tests.late import Late
 
 pandas: Any = Late("pandas")
 impute: Any = Late("sklearn.impute")

@@ -23,10 +23,10 @@ from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, OutOfMemory
 from expt.features import Classes, Features
 from expt.inference.by_feature import inputs_of
+from expt.late import Late
 from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured
 from tests.facade import Capture, Patch
-from tests.late import Late
 from tests.worker.conftest import ALONE
 
 hf: Any = Late("datasets")

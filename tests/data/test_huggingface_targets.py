@@ -15,11 +15,11 @@ from expt.data import build
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Numbers
+from expt.late import Late
 from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured
 from tests.data.test_huggingface import of, pixels
 from tests.facade import as_typed
-from tests.late import Late
 from tests.worker.conftest import ALONE
 
 pytestmark = [  # the library leaves a folder's metadata.csv open

@@ -15,9 +15,9 @@ from pyarrow import csv, parquet
 from expt.data.columns import Column
 from expt.data.kinds import Opening
 from expt.errors import ConfigError, DataError
+from expt.late import Late
 from tests.data.test_table import CLASS, CPU, LABEL, NUMBER, built, samples
 from tests.facade import Capture, dataset
-from tests.late import Late
 
 hf: Any = Late("datasets")
 UNITS = ("s", "ms", "us", "ns")

@@ -16,10 +16,10 @@ from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
 from expt.inference.by_feature import inputs_of
+from expt.late import Late
 from expt.worker.build import build_data
 from tests.conftest import Configured
 from tests.facade import Capture, as_typed
-from tests.late import Late
 from tests.ranks import worker_of
 
 v2: Any = Late("torchvision.transforms.v2")

@@ -18,12 +18,12 @@ from expt.data.written import ways_of
 from expt.errors import ConfigError, DataError
 from expt.features import Columns
 from expt.inference.by_feature import inputs_of
+from expt.late import Late
 from expt.tasks.task import Facts
 from tests.conftest import Trained
 from tests.data.test_table import LABEL, NUMBER, built, of, samples, written
 from tests.data.test_table_sources import SOURCES, Source, seen
 from tests.facade import Capture
-from tests.late import Late
 
 pandas: Any = Late("pandas")
 metrics: Any = Late("sklearn.metrics")

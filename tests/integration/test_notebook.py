@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from expt.late import Late
 from tests.facade import Patch, environment
-from tests.late import Late
 
 nbformat: Any = Late("nbformat")
 nbclient: Any = Late("nbclient")

@@ -46,11 +46,8 @@ CASES = {
     "resnet18": (*IMAGES, "model=resnet18", "batch_size=32"),
     "mlp": (*IMAGES, "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
     "mlp of a large unit": (
-        *(
-            *as_typed("dataset=digits model=mlp model.hidden=[4096,4096] batch_size=64"),
-            "optimizer=adamw",
-        ),
-        "strategy=fsdp",
+        *as_typed("dataset=digits model=mlp model.hidden=[4096,4096] batch_size=64"),
+        *as_typed("optimizer=adamw strategy=fsdp"),
     ),
     "wide decoder": (*WIDE, "strategy=fsdp"),
     "wide decoder, bf16, accumulated": (

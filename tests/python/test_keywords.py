@@ -126,11 +126,6 @@ RUN: list[tuple[Mapping[str, Any], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given_by_name", "words"), RUN)
-def test_the_words_of_a_run(given_by_name: Mapping[str, Any], words: list[str]) -> None:
-    assert words_of((), given_by_name) == words
-
-
 SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
     ({"model": ["mlp", Net], "seed": range(3)}, [f"model=mlp,{{_target_:{NET}}}", "seed=0,1,2"]),
     ({"optimizer": {"lr": np.array([0.5, 0.25])}}, ["optimizer.lr=0.5,0.25"]),
@@ -147,9 +142,11 @@ SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given_by_name", "words"), SWEEP)
-def test_list_is_axis_tuple_is_value(given_by_name: Mapping[str, Any], words: list[str]) -> None:
-    assert words_of((), given_by_name, sweep=True) == words
+@pytest.mark.parametrize(("given_by_name", "words"), RUN + SWEEP)
+def test_keywords_are_words(given_by_name: Mapping[str, Any], words: list[str]) -> None:
+    """In a sweep a list is an axis, and a tuple is one value."""
+    is_of_sweep = (given_by_name, words) in SWEEP
+    assert words_of((), given_by_name, sweep=is_of_sweep) == words
 
 
 def test_words_dicts_and_names_go_together() -> None:

@@ -16,6 +16,7 @@ from expt.config.constraints import Target
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.features import Anything, Feature, Numbers
+from expt.late import Late
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics, build
 from expt.tasks.regression import Regression
@@ -24,7 +25,6 @@ from expt.tasks.sums import Sums
 from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker, gather_across_workers
 from tests.facade import Capture, Patch, as_typed, dataset, run
-from tests.late import Late
 from tests.ranks import together
 
 torchmetrics: Any = Late("torchmetrics")

@@ -18,12 +18,12 @@ from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.errors import ConfigError, DataError
 from expt.features import Classes
+from expt.late import Late
 from expt.tasks.classification import Classification, Config
 from expt.tasks.language_model import LanguageModel
 from expt.tasks.task import Facts
 from expt.training.collectives import Worker
 from tests.conftest import Configured
-from tests.late import Late
 from tests.ranks import together
 from tests.training import plain
 
