@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from expt.data.columns import are_numbers, texts_of
-from expt.data.label_list import separator_of
-from expt.data.picture_names import Pictures
+from expt.data.picture_tables import NamedPictures, separator_of
 from expt.data.table_files import open_table
 from expt.errors import ConfigError, listed, near_path, warn
 from expt.features import Answers, Classes, Feature, Labels
@@ -49,7 +48,7 @@ class Template:
         self.id, self.keys = "", list[str]()
         self.by_pictures = bool(plan.inputs.pictures)
         if self.by_pictures:
-            known = Pictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
+            known = NamedPictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
             others = {x: cells for x, cells in self.columns.items() if x not in plan.form.columns}
             if (column := known.column_in(others, f"--template {path}")) is None:
                 raise ConfigError(f"--template {path}: no column names the pictures to predict for")
