@@ -10,8 +10,8 @@ from typing import Any
 from expt.data.folders import parts_there
 from expt.errors import ConfigError
 from expt.features import Feature
-from expt.inference.by_feature import inputs_of
 from expt.inference.several import check_together, shared
+from expt.inference.tables import inputs_of
 from expt.runs.request import Trained
 from expt.runs.tags import SPLITS
 

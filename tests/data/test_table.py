@@ -23,7 +23,7 @@ from expt.data.rows import Chosen, Rows
 from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features, Numbers
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression

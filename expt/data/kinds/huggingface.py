@@ -182,19 +182,16 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
     def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks, pictures_of
+        from expt.data.images import of_masks
 
         pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-        sets = pictures_of(pairs, self.channels, self.image_size, self.needed)
-        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
-        return dataclasses.replace(found, **self._facts(table, pairs))
+        return dataclasses.replace(of_masks(self, pairs, how), **self._facts(table, pairs))
 
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:
         """Return pictures with classes, labels or numbers."""
-        from expt.data.images import of_numbers, of_sets, pictures_of
+        from expt.data.images import of_targets, pictures_of
 
-        takes = how.task.takes
-        if takes is Anything and isinstance(self.target, str):  # a custom task
+        if how.task.takes is Anything and isinstance(self.target, str):  # a custom task
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
             rows = rows_of(*table.read(columns, file), file)
@@ -204,16 +201,9 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         pairs = {
             part: _PictureRows(split, self, targets[part]) for part, split in table.splits.items()
         }
-        pictures = pictures_of(pairs, self.channels, self.image_size, self.needed)
-        facts = self._facts(table, pairs)
-        if rows.class_names:
-            classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-            found = of_sets(pictures, classes, how.num_workers)
-            return dataclasses.replace(found, classes=targets.get("train"), **facts)
-        numbers = targets.get("train", next(iter(targets.values()))).float()
-        scales = how.target_scales(standardises=self.standardise_targets)
-        found = of_numbers(pictures, takes, numbers, rows.target_names, scales, how.num_workers)
-        return dataclasses.replace(found, **facts)
+        sets = pictures_of(self, pairs)
+        found = of_targets(self, sets, targets, rows.class_names, rows.target_names, how)
+        return dataclasses.replace(found, **self._facts(table, pairs))
 
     def _facts(self, table: SplitTable, pictures: Mapping[str, _PictureRows]) -> dict[str, Any]:
         """Return the `groups`, the `digests` and the `notes` of a source of pictures."""

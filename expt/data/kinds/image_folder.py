@@ -287,8 +287,7 @@ class ImageFolder(_Folder, kinds.Images):
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        from expt.data.images import of_numbers, of_sets, pictures_of
-        from expt.data.picture_sets import Kept
+        from expt.data.images import Kept, of_targets, pictures_of
 
         listings = self._listings(how.task, how.trained_on)
         kept = dict[str, Kept]()
@@ -297,21 +296,14 @@ class ImageFolder(_Folder, kinds.Images):
                 part: [*zip(each.files, each.labels, strict=True)]
                 for part, each in listings.items()
             }
-            sets = pictures_of(pairs, self.channels, self.image_size, self.needed, sums)
+            sets = pictures_of(self, pairs, sums)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
                 if name and (images := cache.read_entry(name, cache.CachedImages)):
                     kept[part] = Kept(sets[part], each.labels, images, how.device)
-        first, workers = next(iter(listings.values())), how.num_workers
-        labels = torch.tensor(listings["train"].labels) if "train" in listings else None
-        if first.classes:
-            column = first.columns[0] if first.columns else ""
-            named = Classes(names=tuple(first.classes), are_names=True, column=column)
-            found = dataclasses.replace(of_sets(sets, named, workers, kept), classes=labels)
-            return self._with_groups(found, how)
-        numbers = torch.tensor(first.labels[:1]) if labels is None else labels
-        takes, scales = how.task.takes, how.target_scales(standardises=self.standardise_targets)
-        found = of_numbers(sets, takes, numbers, first.columns, scales, workers, kept)
+        first = next(iter(listings.values()))
+        targets = {part: torch.tensor(each.labels) for part, each in listings.items()}
+        found = of_targets(self, sets, targets, first.classes, first.columns, how, kept)
         return self._with_groups(found, how)
 
 
@@ -451,12 +443,10 @@ class SegmentationFolder(_Folder):
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
     def open(self, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks, pictures_of
+        from expt.data.images import of_masks
 
-        sizes = self.channels, self.image_size, self.needed
         with Checksums.below(Path(self.root)) as sums:
-            sets = pictures_of(self._samples(), *sizes, sums)
-        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
+            found = of_masks(self, self._samples(), how, sums)
         return self._with_groups(found, how)
 
 
