@@ -20,11 +20,12 @@ from expt.data.kinds import DatasetConfig, Opening, mask_of
 from expt.data.loader import Held, Loader, loading
 from expt.data.loading import LoaderOptions
 from expt.data.memory import InMemory, eval_batch_size
-from expt.data.picture_survey import look, look_at_pair
 from expt.data.pictures import (
     MODES,
     Picture,
     fit,
+    look,
+    look_at_pair,
     numbers_of_mask,
     open_picture,
     refuse_damaged,

@@ -45,10 +45,13 @@ def check_together(runs: Sequence[Trained], split: str | None, *, flips: bool = 
 def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
     """Return the values, by name, in which runs must be equal."""
     inputs, targets = run.features
+    # Without these fields, such as a column or a transform, equal numbers mean something else.
+    fields = vars(targets).items()
+    meaning = [f"{key} {x}" for key, x in fields if type(x) in (str, int) and x != ""]
     found = {
         "task": word(run.config.task),
         "inputs": _shown(inputs),
-        "targets": _shown(targets, _meaning(targets)),
+        "targets": _shown(targets, meaning),
         "standardised targets": ", ".join(targets.scales) or None,
     }
     if targets.each == "token":  # those of another tokenizer are other texts
@@ -61,11 +64,6 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
         if group == "dataset" and name not in left_out:
             found[key] = getattr(run.config.dataset, name, None)
     return {**found, "data": run.record.get("content", {}).get("data")}
-
-
-def _meaning(feature: Feature) -> list[str]:
-    """Return the fields without which equal numbers mean something else: column, transform, ..."""
-    return [f"{key} {x}" for key, x in vars(feature).items() if type(x) in (str, int) and x != ""]
 
 
 def _shown(feature: Feature, more: Sequence[str] = ()) -> str:

@@ -16,8 +16,15 @@ from expt.data.folders import files_below, left_out, parts_there
 from expt.data.images import MaskPictures, Pictures
 from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.picture_survey import look, look_at, look_at_pair, report_found
-from expt.data.pictures import in_mode, open_picture, picture_suffixes
+from expt.data.pictures import (
+    in_mode,
+    look,
+    look_at,
+    look_at_pair,
+    open_picture,
+    picture_suffixes,
+    report_found,
+)
 from expt.errors import DataError
 from expt.features import Mask
 from expt.worker.build import build_data

@@ -24,8 +24,7 @@ from expt.data.cache import digest
 from expt.data.checksums import Checksums, of_files, sampled
 from expt.data.folders import files_below, left_out, of_suffix, report_left_out
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
-from expt.data.picture_survey import look_at, report_found
-from expt.data.pictures import MODES, Picture, open_picture, picture_suffixes
+from expt.data.pictures import MODES, Picture, look_at, open_picture, picture_suffixes, report_found
 from expt.data.rows import Wanted, cached_rows, rows_of, targets_as_trained, with_logs
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
@@ -161,7 +160,10 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             return self._open_rows(columns, how)
         table = SplitTable(self, how.task, learns=how.trained_on is None)
         if how.task.takes is Mask:
-            return self._open_masks(table, how)
+            from expt.data.images import of_masks
+
+            pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
+            return dataclasses.replace(of_masks(self, pairs, how), **self._facts(table, pairs))
         return self._open_pictures(table, columns._replace(group=None), how)
 
     def _open_rows(self, columns: Wanted, how: kinds.Opening) -> Source:
@@ -180,12 +182,6 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             is_causal = self.is_causal(how.task)
             rows = rows._replace(read=texts.read(self, opened, content, is_causal=is_causal))
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
-
-    def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks
-
-        pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-        return dataclasses.replace(of_masks(self, pairs, how), **self._facts(table, pairs))
 
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:
         """Return pictures with classes, labels or numbers."""

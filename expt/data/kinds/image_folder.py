@@ -25,7 +25,7 @@ from expt.data import cache, folders, kinds, picture_tables, pictures
 from expt.data.checksums import Checksums, of_content, of_files, sampled
 from expt.data.folders import left_out, parts_there, warn_once
 from expt.data.kinds.table import names_of, problems_of_columns
-from expt.data.picture_survey import look, look_at, look_at_pair, report_found
+from expt.data.pictures import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Features, Labels, Mask, Numbers
