@@ -30,8 +30,16 @@ _EVAL_TIMES = 8
 """
 
 
+def place(images: Tensor, device: torch.device) -> Tensor:
+    """`images` on `device` if that is a GPU with twice the room, else where they are."""
+    if device.type != "cuda" or images.device.type == "cuda":
+        return images
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.to(device) if images.nbytes <= free // 2 else images
+
+
 class InMemory(Held):
-    """Inputs and targets [N, ...], on a GPU with twice the room, else where they are.
+    """Inputs and targets [N, ...], on the GPU when they fit.
 
     Images uint8 [N, C, H, W] are augmented and normalised; rows [N, F] are given as they are. All
     loaders share one copy on a GPU.
@@ -39,8 +47,7 @@ class InMemory(Held):
 
     def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
         self._here = inputs, targets
-        fits = device.type == "cuda" and inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
-        self._inputs = inputs.to(device) if fits else inputs
+        self._inputs = place(inputs, device)
         self.device = self._inputs.device
         self._targets = targets.to(self.device)
 
