@@ -71,20 +71,35 @@ def of_rows(
 def _source(
     rows: Rows, takes: type[Feature], parts: Mapping[str, np.ndarray], device: torch.device
 ) -> Source:
+    own = rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps, rows.means
+    features, has_classes = Encoder(*own), isinstance(rows.targets, np.ndarray)
+    targets = Encoder(() if has_classes else rows.target_names, {}, rows.scales)
+
+    def held(index: np.ndarray) -> Any:
+        """Return the samples at `index`, with their `example`."""
+        answers = (
+            torch.from_numpy(rows.targets[index])
+            if isinstance(rows.targets, np.ndarray)
+            else _floats(rows.targets, index, targets)
+        )
+        if rows.read:
+            return rows.read.held(index, answers)
+        return InMemory(_floats(rows.features, index, features), answers, device)
+
     def part(index: np.ndarray) -> Part:
         @functools.cache  # one for all loaders, made for the first
         def load() -> Load:
-            return loading(_held(rows, index, device))
+            return loading(held(index))
 
         return Part(len(index), lambda chosen, how: load()(chosen, how))
 
     there = {name: part(index) for name, index in parts.items() if len(index)}
     read, train = rows.read, parts.get("train", np.arange(0))
-    (features, targets), groups = _encoders(rows), rows.groups
+    groups = rows.groups
     of_parts = {} if groups is None else {x: torch.from_numpy(groups[parts[x]]) for x in parts}
     return Source(
         features=Features(_inputs(rows, features.number), _targets(rows, takes)),
-        example=_held(rows, np.arange(1), device).example,
+        example=held(np.arange(1)).example,
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
         lengths=torch.from_numpy(read.lengths[train]) if read else None,
         groups=of_parts,
@@ -125,19 +140,6 @@ def _targets(rows: Rows, takes: type[Feature]) -> Feature:
     return feature
 
 
-def _held(rows: Rows, index: np.ndarray, device: torch.device) -> Any:
-    """Return the samples at `index`, with their `example`."""
-    features, targets = _tensors(rows, index)
-    return rows.read.held(index, targets) if rows.read else InMemory(features, targets, device)
-
-
-def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
-    """Return the encoders of rows and of their targets."""
-    names = rows.target_names if isinstance(rows.targets, Chosen) else ()
-    own = rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps, rows.means
-    return Encoder(*own), Encoder(names, {}, rows.scales)
-
-
 def _filled(rows: Rows) -> Iterator[str]:
     """Return warnings of gaps in columns that had none in training."""
     found = dict[str, int]()
@@ -149,16 +151,8 @@ def _filled(rows: Rows) -> Iterator[str]:
     return itertools.starmap(filled_gaps, found.items())
 
 
-def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
-    of_features, of_targets = _encoders(rows)
-    features = _floats(rows.features, index, of_features)
-    if isinstance(rows.targets, np.ndarray):
-        return features, torch.from_numpy(rows.targets[index])
-    return features, _floats(rows.targets, index, of_targets)
-
-
 def _floats(columns: Chosen, index: np.ndarray, encoder: Encoder) -> Tensor:
+    """Return encoded rows, float32 [N, W]."""
     found, start = torch.empty(len(index), encoder.number), 0
     for block in columns.blocks(index):
         found[start : start + len(block)] = encoder(torch.from_numpy(block))
