@@ -185,7 +185,8 @@ class _Parts:
         targets = self._classes() if has_classes else self._targets()
         check, collate = self._reading(targets)
         inputs, target = samples.example(self.train, self.first, check)
-        has_pixels = has_classes and _are_pixels(inputs)
+        has_pixels = has_classes and isinstance(inputs, Tensor) and inputs.dim() == 3
+        has_pixels = has_pixels and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
         if has_pixels:
             inputs = inputs.float()  # as once it is normalised
         features = Features(_inputs(self.train, inputs, has_pixels=has_pixels), targets)
@@ -271,13 +272,6 @@ class _Parts:
             return None
         classes = number if getattr(self.task, "takes", Classes).has_one_class else None
         return functools.partial(_collated, own=own, classes=classes, are_images=are_images)
-
-
-def _are_pixels(inputs: Any) -> bool:
-    """Return whether inputs are an image in numbers that are normalised."""
-    if not isinstance(inputs, Tensor) or inputs.dim() != 3:
-        return False
-    return inputs.dtype == torch.uint8 or inputs.is_floating_point()
 
 
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:

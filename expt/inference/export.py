@@ -121,7 +121,11 @@ def export(
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    epoch, dims = state["position"]["epoch"], {} if batch_size else _dims(inputs)
+    epoch, dims = state["position"]["epoch"], dict[int, Any]()
+    if not batch_size:
+        dims[0] = torch.export.Dim("batch")
+        if isinstance(inputs, Tokens):
+            dims[1] = torch.export.Dim("tokens", max=inputs.context)
     about = _metadata(run, trained, config, epoch, preprocess)
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
@@ -199,14 +203,6 @@ def _metadata(
         about["means"] = getattr(inputs, "means", {})
         about["target_transform"] = getattr(targets, "transform", "") or None
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
-
-
-def _dims(inputs: Feature) -> dict[int, Any]:
-    """Return the dimensions of samples that may have any size."""
-    batch = torch.export.Dim("batch")
-    if isinstance(inputs, Tokens):
-        return {0: batch, 1: torch.export.Dim("tokens", max=inputs.context)}
-    return {0: batch}
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:

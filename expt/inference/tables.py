@@ -143,6 +143,7 @@ class Rows(Inputs):
 
     @functools.cached_property
     def columns(self) -> Mapping[str, str]:
+        """See Inputs."""
         known = self.targets.columns
         tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
         others = {name: name for names, taken in tables for name in names if name not in taken}
