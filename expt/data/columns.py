@@ -350,7 +350,7 @@ def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
 def read_as_known(
     columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]], filled: Container[str]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
-    """Return new rows as a run has them, float64 [N, K], see `encoding.Encoder`.
+    """Return new rows as a run has them, float64 [N, K], see `table_source.Encoder`.
 
     Also why rows can't be used, by their place, and how often texts, or gaps, occur in a column
     that the run does not know: such texts are -1. A gap is wrong in a column of numbers without

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from expt.data.cache import CachedImages
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.checksums import Checksums
-from expt.data.encoding import Encoder
 from expt.data.kinds import DatasetConfig, Opening, mask_of
 from expt.data.loader import Held, Loader, loading
 from expt.data.loading import LoaderOptions
@@ -34,6 +33,7 @@ from expt.data.pictures import (
 from expt.data.samples import size_of
 from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
+from expt.data.table_source import Encoder
 from expt.errors import DataError, warn
 from expt.features import Classes, Feature, Features, Image, Mask
 

@@ -49,7 +49,7 @@ class Rows(Inputs):
 
     @functools.cached_property
     def _encode(self) -> Any:
-        from expt.data.encoding import Encoder
+        from expt.data.table_source import Encoder
 
         feature = self.feature
         return Encoder(feature.names, feature.encoded, feature.scales, means=feature.means)
