@@ -103,19 +103,16 @@ class Column:
         if values is None and self._finds_way and not self._rows:
             self._find_way(flat)
         shape, width = (number, len(self.parts)), len(self.parts) if is_date(self.way) else width
-        if values is None or not np.abs(values).max(initial=0) <= MOST:
-            codes = np.full(1, -1, np.int32)
-            if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
-                values, codes = self._numbers_and_codes(flat)
-            if width != shape[1]:  # lists of another length, each a text
-                values, codes = (each.repeat(shape[1]) for each in (values, codes))
-            if (codes >= 0).any():
-                self._coded.append((self._rows, codes.reshape(shape)))
-            gaps = np.isnan(values)
-            self.has_gaps = self.has_gaps or bool((gaps & (codes < 0)).any())
-            self.has_numbers = self.has_numbers or not gaps.all()
-        else:
-            self.has_numbers = self.has_numbers or number > 0
+        codes = np.full(1, -1, np.int32)
+        if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
+            values, codes = self._numbers_and_codes(flat)
+        if width != shape[1]:  # lists of another length, each a text
+            values, codes = (each.repeat(shape[1]) for each in (values, codes))
+        if (codes >= 0).any():
+            self._coded.append((self._rows, codes.reshape(shape)))
+        gaps = np.isnan(values)
+        self.has_gaps = self.has_gaps or bool((gaps & (codes < 0)).any())
+        self.has_numbers = self.has_numbers or not gaps.all()
         self._rows += number
         return values.reshape(shape)
 
