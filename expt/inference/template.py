@@ -111,8 +111,9 @@ class Template:
         if not isinstance(form, Classes):
             return _cell(names[0]) if len(names) == 1 and names[0] in cells else None
         of_numbers = bool(examples) and are_numbers(examples)
+        has_fractions = of_numbers and not all(float(x).is_integer() for x in examples)
         is_number = isinstance(cells.get(name), float)  # of the predictions
-        if len(names) == 2 and (is_number or (of_numbers and not all(map(_is_whole, examples)))):
+        if len(names) == 2 and (is_number or has_fractions):
             return _cell(f"p_{names[1]}") if f"p_{names[1]}" in cells else None
         if is_number:
             return _cell(name)
@@ -125,10 +126,6 @@ class Template:
         examples = self.columns[name]
         sign = separator_of(examples) or (" " if any(" " in x for x in examples) else ";")
         return lambda answer, cells: sign.join(answer["labels"])
-
-
-def _is_whole(text: str) -> bool:
-    return float(text).is_integer()
 
 
 def _cell(name: str) -> Fill:
@@ -157,7 +154,7 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
                 fills.update(template.fills(form, cells, {*about, template.id}))
             found = {name: fill(answer, cells) for name, fill in fills.items()}
             if rows.setdefault(key, found) != found:
-                fault = f"several rows have the {template.id} {about[template.id]}"
+                fault = f"several rows have the {template.id} {key}"
                 raise ConfigError(f"--template {template.path}: {fault}, and other predictions")
 
     with new_file(output, force=force) as file:
