@@ -12,7 +12,7 @@ import random
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from expt.data.cache import cache_dir, digest
 from expt.errors import DataError, collected
@@ -56,6 +56,14 @@ def state_of(path: str | Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
 
 
+def md5(file: IO[bytes] | gzip.GzipFile) -> str:
+    """Return the MD5 of a stream."""
+    found = hashlib.md5(usedforsecurity=False)
+    while block := file.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()
+
+
 class Checksums:
     """Checksums of files on disk, by path, size and times, and notes on such contents.
 
@@ -95,15 +103,12 @@ class Checksums:
             if then == str(state):
                 return last
             opens: Any = gzip.open if str(path).endswith(".gz") else open
-            sums = hashlib.md5(usedforsecurity=False)
             with opens(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    sums.update(block)
+                found = md5(file)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path} is damaged or cannot be read ({error}); fix or replace it"
             ) from error
-        found = sums.hexdigest()
         self.put(_key_of(path), f"{state}|{found}")
         return found
 
