@@ -361,20 +361,13 @@ def list_parts(
             if inside:
                 images.setdefault(composed(name), []).append(file)
         files = [file for several in images.values() for file in several]
-        rest = left_out(every, [*files, *_found_as(groups, every)])
+        rest = left_out(every, [*files, os.path.abspath(groups or "")])
         problems += _problems(part, folder, images, len(classes), rest)
         labels = [label for label, several in enumerate(images.values()) for _ in several]
         listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
-
-
-def _found_as(file: str | None, paths: Iterable[str]) -> list[str]:
-    """Return the paths that are the file, if there is one."""
-    if file is None:
-        return []
-    return [path for path in paths if os.path.abspath(path) == os.path.abspath(file)]
 
 
 def _problems(
@@ -433,7 +426,7 @@ class SegmentationFolder(_Folder):
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
             every = [x for kind in _KINDS for x in folders.files_below(folder / kind)]
-            taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
+            taken = itertools.chain(*pairs[part], [os.path.abspath(self.group or "")])
             rest = left_out(every, taken)
             folders.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
