@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -105,29 +106,18 @@ class Rows(Inputs):
 
     def _open(self, path: str) -> _Opened:
         """Return the table. Raise ConfigError where the model's columns are not there."""
-        wanted: Sequence[str] = self.feature.names
-        if is_array := path.lower().endswith(".npy"):  # its columns have no names of theirs
-            if self.feature.encoded:
-                raise ConfigError(f"{path}: the run's columns are found by name; give a table")
-            with reading(Path(path)):
-                table: Table = Arrays(Path(path), {"x": array_of(path)})
-        else:
-            table = open_table(Path(path))
+        if path.lower().endswith(".npy"):
+            return self._open_array(path)
+        table, wanted = open_table(Path(path)), self.feature.names
         encoded = getattr(self.feature, "encoded", {})
-        ways = (encoded.get(name, {}).get("way", "") for name in wanted)
-        pairs = zip(wanted, ways, strict=True)
-        columns = {x: x if x in table.names else base(x, y) for x, y in pairs}
-        own = [name for name in dict.fromkeys(columns.values()) if name in table.names]
-        taken = table.names if is_array else own
+        columns = {
+            name: name if name in table.names else base(name, encoded.get(name, {}).get("way", ""))
+            for name in wanted
+        }
+        taken = [name for name in dict.fromkeys(columns.values()) if name in table.names]
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")
         parts = [part for name in taken for part in self._parts(name, first.column(name))]
-        if is_array and len(parts) != len(wanted):
-            raise ConfigError(
-                f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
-            )
-        if is_array:
-            return _Opened(table, taken, [*range(len(parts))])
         if missing := next((name for name in wanted if name not in parts), None):
             missing = missing if columns[missing] in table.names else columns[missing]
             raise ConfigError(
@@ -135,6 +125,18 @@ class Rows(Inputs):
                 f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
             )
         return _Opened(table, taken, [*map(parts.index, wanted)])
+
+    def _open_array(self, path: str) -> _Opened:
+        """Return the rows of an array, whose columns have no names but their order."""
+        if self.feature.encoded:
+            raise ConfigError(f"{path}: the run's columns are found by name; give a table")
+        with reading(Path(path)):
+            array = array_of(path)
+            table = Arrays(Path(path), {"x": array})
+        width, wanted = math.prod(array.shape[1:]), len(self.feature.names)
+        if width != wanted:
+            raise ConfigError(f"{path}: has {width} columns, and the model takes {wanted}")
+        return _Opened(table, table.names, range(width))
 
     @property
     def size(self) -> int | None:
