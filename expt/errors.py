@@ -182,20 +182,18 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
-def absent(path: Path, thing: str = "file or folder") -> str:
-    """Return words on a path where there is no such `thing`, with the name of one next to it."""
+def absent(path: Path, thing: str = "file or folder", fix: str = "") -> str:
+    """Return words on a path where there is no such `thing`: a `fix`, and a name next to it."""
+    problem, near = f"there is no such {thing}", ""
     if path.is_symlink():
-        return f"is a link to {os.readlink(path)}, where there is no {thing}"
-    if os.path.exists(path):
-        return f"is no {thing}"
-    near = near_path(path)
-    return f"there is no such {thing}{'.' if near else ''}{near}"
-
-
-def near_path(path: Path) -> str:
-    """Return ` Did you mean 'x'?` with a near name next to a missing path, or an empty string."""
-    around = path.parent.glob("*") if path.parent.is_dir() else ()
-    return did_you_mean(str(path), map(str, itertools.islice(around, 1000)))
+        problem = f"is a link to {os.readlink(path)}, where there is no {thing}"
+    elif os.path.exists(path):
+        problem = f"is no {thing}"
+    elif path.parent.is_dir():
+        names = itertools.islice((each.name for each in path.parent.iterdir()), 1000)
+        found = nearest(path.name, names)
+        near = f". Did you mean '{path.with_name(found[0])}'?" if found else ""
+    return f"{problem}{'; ' if fix else ''}{fix}{near}"
 
 
 def nearest(name: str, choices: Iterable[str], *, most: int = 1) -> list[str]:

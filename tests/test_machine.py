@@ -19,6 +19,7 @@ import torch
 from expt import gpus, machine
 from expt.command import doctor
 from expt.config.auto import fill_auto
+from expt.training.collectives import Worker
 from expt.worker import build
 from tests.facade import Capture, Patch
 
@@ -361,7 +362,7 @@ def test_slow_bfloat16_is_reported_once(amp: Any, monkeypatch: Patch, capsys: Ca
         patches=SimpleNamespace(backward=False),
     )  # fmt: skip
     for rank in range(2):
-        worker: Any = SimpleNamespace(rank=rank, device=torch.device("cpu"))
-        build._precision(config, worker)
+        each = {"rank": rank, "world_size": 2, "local_rank": rank, "local_world_size": 2}
+        build._precision(config, Worker(**each, device=torch.device("cpu")))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[2].partition("=")[0] for line in said] == [" amp"] * bool(amp)

@@ -25,7 +25,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.features import Features
-from expt.inference.several import check_together
+from expt.inference.plan import check_together
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Trained
 from expt.runs.result import Record

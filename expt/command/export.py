@@ -62,13 +62,11 @@ def main(words: Sequence[str]) -> int:
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
     common = {"which": which, "tolerance": asked.tolerance}
+    from expt.inference import export  # late: it imports torch
+
     if asked.format == "huggingface":
-        from expt.inference import published  # late: it imports torch
-
-        checks = published.export(run, file, adapters=asked.adapters, **common)
+        checks = export.export_folder(run, file, adapters=asked.adapters, **common)
     else:
-        from expt.inference import export  # late: it imports torch
-
         sizes = {"batch_size": asked.batch_size, "preprocess": asked.preprocess}
         checks = export.export(run, file, asked.format, force=asked.force, **sizes, **common)
     terminal.put(exported=str(file.absolute()), checks=checks)

@@ -454,16 +454,12 @@ def _loaders(
     if split == "all":
         parts = (source.train, source.val, source.test)
         return [part.whole(options) for part in parts if part and part.size != 0]
-    if split == "test" and source.test:
-        return [source.test.whole(options)]
-    if split == "val" and source.val:
-        return [source.val.whole(options)]
-    if split == "train" and source.train.size is None:
-        return [source.train.whole(options)]
+    train = source.train if source.train.size is None else None  # a counted one is split below
+    if part := {"train": train, "val": source.val, "test": source.test}.get(split):
+        return [part.whole(options)]
     chosen = torch.empty(0)
     if split != "test" and source.train.size:
-        train, val = split_samples(dataset, source)
-        chosen = train if split == "train" else val
+        chosen = split_samples(dataset, source)[0 if split == "train" else 1]
     if len(chosen):
         if split == "val" and tells:
             warn(f"split=val: is held out of the train of {dataset.label}")

@@ -103,19 +103,16 @@ class Column:
         if values is None and self._finds_way and not self._rows:
             self._find_way(flat)
         shape, width = (number, len(self.parts)), len(self.parts) if is_date(self.way) else width
-        if values is None or not np.abs(values).max(initial=0) <= MOST:
-            codes = np.full(1, -1, np.int32)
-            if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
-                values, codes = self._numbers_and_codes(flat)
-            if width != shape[1]:  # lists of another length, each a text
-                values, codes = (each.repeat(shape[1]) for each in (values, codes))
-            if (codes >= 0).any():
-                self._coded.append((self._rows, codes.reshape(shape)))
-            gaps = np.isnan(values)
-            self.has_gaps = self.has_gaps or bool((gaps & (codes < 0)).any())
-            self.has_numbers = self.has_numbers or not gaps.all()
-        else:
-            self.has_numbers = self.has_numbers or number > 0
+        codes = np.full(1, -1, np.int32)
+        if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
+            values, codes = self._numbers_and_codes(flat)
+        if width != shape[1]:  # lists of another length, each a text
+            values, codes = (each.repeat(shape[1]) for each in (values, codes))
+        if (codes >= 0).any():
+            self._coded.append((self._rows, codes.reshape(shape)))
+        gaps = np.isnan(values)
+        self.has_gaps = self.has_gaps or bool((gaps & (codes < 0)).any())
+        self.has_numbers = self.has_numbers or not gaps.all()
         self._rows += number
         return values.reshape(shape)
 
@@ -350,7 +347,7 @@ def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
 def read_as_known(
     columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]], filled: Container[str]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
-    """Return new rows as a run has them, float64 [N, K], see `encoding.Encoder`.
+    """Return new rows as a run has them, float64 [N, K], see `table_source.Encoder`.
 
     Also why rows can't be used, by their place, and how often texts, or gaps, occur in a column
     that the run does not know: such texts are -1. A gap is wrong in a column of numbers without

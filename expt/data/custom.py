@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,38 +86,28 @@ def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
         groups = getattr(each, name, None)
         if groups is None and part != "train":
             continue
-        values = _values_of(groups)
-        if problem := _problem_of(groups, values, samples.size_of(each)):
+        values, problem = _values_of(groups, samples.size_of(each))
+        if problem:
             raise ConfigError(
                 f"dataset.group={name}: {part} {problem}; let it be an attribute of the dataset, a"
                 " list of the group of each sample"
             )
-        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values or ()])
+        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values])
     return found
 
 
-def _values_of(groups: Any) -> list[Any] | None:
-    """Return the items of a list or an array; None for anything else."""
-    if not isinstance(groups, Iterable) or isinstance(groups, Mapping | str | bytes):
-        return None
+def _values_of(groups: Any, size: int | None) -> tuple[list[Any], str]:
+    """Return the items of a list or an array, and the fault if they are not one for each sample."""
     items = groups.tolist() if hasattr(groups, "tolist") else groups
-    if not isinstance(items, Iterable):  # an array of no dimension
-        return None
-    return [one.item() if getattr(one, "ndim", None) == 0 else one for one in items]
-
-
-def _problem_of(groups: Any, values: Sequence[Any] | None, size: int | None) -> str:
-    """Return the fault of groups that are not one for each sample; "" if they are."""
-    if groups is None:
-        return "has none"
-    if values is None:
-        return f"has a {type(groups).__name__}"
+    if not isinstance(items, Iterable) or isinstance(items, Mapping | str | bytes):
+        return [], "has none" if groups is None else f"has a {type(groups).__name__}"
+    values = [one.item() if getattr(one, "ndim", None) == 0 else one for one in items]
     for place, one in enumerate(values):
         if not isinstance(one, Hashable):
-            return f"has a {type(one).__name__} for sample {place}"
+            return [], f"has a {type(one).__name__} for sample {place}"
         if one in (None, "") or one != one:
-            return f"has none for sample {place}"
-    return "" if len(values) == size else f"has {len(values)} for {size} samples"
+            return [], f"has none for sample {place}"
+    return values, "" if len(values) == size else f"has {len(values)} for {size} samples"
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
@@ -185,7 +175,8 @@ class _Parts:
         targets = self._classes() if has_classes else self._targets()
         check, collate = self._reading(targets)
         inputs, target = samples.example(self.train, self.first, check)
-        has_pixels = has_classes and _are_pixels(inputs)
+        has_pixels = has_classes and isinstance(inputs, Tensor) and inputs.dim() == 3
+        has_pixels = has_pixels and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
         if has_pixels:
             inputs = inputs.float()  # as once it is normalised
         features = Features(_inputs(self.train, inputs, has_pixels=has_pixels), targets)
@@ -271,13 +262,6 @@ class _Parts:
             return None
         classes = number if getattr(self.task, "takes", Classes).has_one_class else None
         return functools.partial(_collated, own=own, classes=classes, are_images=are_images)
-
-
-def _are_pixels(inputs: Any) -> bool:
-    """Return whether inputs are an image in numbers that are normalised."""
-    if not isinstance(inputs, Tensor) or inputs.dim() != 3:
-        return False
-    return inputs.dtype == torch.uint8 or inputs.is_floating_point()
 
 
 def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:

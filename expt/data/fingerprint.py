@@ -46,7 +46,9 @@ def content_of(config: RunConfig, before: Record | None = None, *, begins: bool 
     """
     own: Content = {}
     if begins:
-        own = {"base": _of_base(config, before or {}), "frozen": _of_frozen(config)}
+        frozen = [*_files_of_frozen(plain(config))]
+        digest = of_content(frozen, "weights") if frozen else None
+        own = {"base": _of_base(config, before or {}), "frozen": digest}
     try:
         data = config.dataset.fingerprint()
     except DataError:
@@ -75,12 +77,6 @@ def _of_base(config: RunConfig, before: Record) -> str | None:
     if made.get("base") and then.get("path") == config.model.path and not config.model.needs_base:
         return made["base"]
     return published(config.model)
-
-
-def _of_frozen(config: RunConfig) -> str | None:
-    """Return the digest of the files of frozen networks; None without such."""
-    files = [*_files_of_frozen(plain(config))]
-    return of_content(files, "weights") if files else None
 
 
 def _files_of_frozen(settings: Mapping[str, Any]) -> Iterator[Path]:

@@ -93,9 +93,13 @@ def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
 
 
 def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
-    """Return how many of the paths are not `taken`, their suffixes, share, and first; or ""."""
-    every = {*paths}
-    if not (rest := sorted(every.difference(taken))):
+    """Return how many of the paths are not `taken`, their suffixes, share, and first; or "".
+
+    Those that are taken may be given as absolute paths.
+    """
+    every, known = {*paths}, {*taken}
+    rest = sorted(path for path in every - known if os.path.abspath(path) not in known)
+    if not rest:
         return ""
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))

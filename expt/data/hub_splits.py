@@ -46,7 +46,7 @@ class SplitTable(Table):
         self.parts = {part: len(split) for part, split in self.splits.items()}
         features = next(iter(self.splits.values())).features
         super().__init__(Path(dataset.path), features)
-        self.classes = {name: names for name, names in _class_names(features).items() if names}
+        self.classes = _class_names(features)
 
     def read(self, columns: Wanted, file: IO[bytes]) -> Read:
         """Read rows as `rows.read_rows`. Raise DataError for a class that is not trained on."""
@@ -82,9 +82,9 @@ class SplitTable(Table):
                     yield self._named(batch.select([*names]), own)
 
 
-def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str] | None]:
-    """Return the names of the classes of each column; None of one that declares none."""
-    return {name: getattr(each, "names", None) for name, each in features.items()}
+def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Return the names of the classes of each column that declares some."""
+    return {name: each.names for name, each in features.items() if getattr(each, "names", None)}
 
 
 def _chosen_splits(

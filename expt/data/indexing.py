@@ -175,7 +175,7 @@ def split_fold(
         validates = _folds(groups, strata, folds, _SPLIT_SEED) == fold
         train, val = (torch.nonzero(each).flatten() for each in (~validates, validates))
         return _limited(train, limit, classes), val
-    drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    drawn = _shuffled(len(strata), _SPLIT_SEED)
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
     val = by_class[fold::folds].sort().values
     train = by_class[torch.arange(len(strata)) % folds != fold].sort().values
@@ -185,7 +185,7 @@ def split_fold(
 def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor:
     if limit is None or classes is None:
         return train[:limit]
-    drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    drawn = _shuffled(len(train), _SPLIT_SEED)
     return train[drawn[_shares(classes[train[drawn]], limit)]].sort().values
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _ODD = 0x9E3779B97F4A7C15
 _PIECES, _PIECE = 32, 1024
 """Pieces of a buffer, and their bytes."""
-_UNREAD = itertools.count()
-"""Digests of files that were not read, no two equal."""
+UNLIKE = itertools.count()
+"""Digests of samples that equal no other, such as files that were not read."""
 _SOME = 1000
 """Rows that say how often two have equal cells."""
 _BITS = 24
@@ -32,8 +32,8 @@ _FINE = 0.15
 """The share of different values in some column, below which rows may be equal by chance."""
 _REPEATED, _DENSE = 0.9, 0.05
 """The most different values in a column with repeated ones, and the least of possible ones."""
-_COPIES = 8
-"""The most equal rows in train that are copies."""
+COPIES = 8
+"""The most equal rows, or texts, in train that are copies."""
 _TIMES = 10
 """How many more rows are to be equal than would be by chance."""
 
@@ -70,7 +70,7 @@ _Parts: TypeAlias = Mapping[str, "tuple[str, np.ndarray]"]
 def digests_of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
     """Return the digests of files by their checksums; one that was not read equals no other."""
     known = (path and sums.last_of(path) for path in files)
-    found = [int(md5[-16:], 16) if md5 else next(_UNREAD) for md5 in known]
+    found = [int(md5[-16:], 16) if md5 else next(UNLIKE) for md5 in known]
     return Digests(np.array(found, np.uint64))
 
 
@@ -94,7 +94,7 @@ def digests_of_rows(rows: Rows, index: np.ndarray) -> Digests:
     else:
         columns.append(rows.targets)
     found = sum((_digests(each, index) for each in columns), classes)
-    return Digests(found, _chance(columns), _COPIES)
+    return Digests(found, _chance(columns), COPIES)
 
 
 def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:

@@ -98,7 +98,7 @@ class Rows(NamedTuple):
     ways: Mapping[str, str] = {}
     """The ways in which numbers and dates are written, see `written.WAYS`."""
     encoded: Mapping[str, Mapping[str, Any]] = {}
-    """The encodings of features that are texts or have gaps, see `encoding.Encoder`."""
+    """The encodings of features that are texts or have gaps, see `table_source.Encoder`."""
     means: Mapping[str, float] = {}
     """The means of columns that are not standardised, for gaps in other rows."""
     scales: Mapping[str, tuple[float, float]] = {}

@@ -98,10 +98,10 @@ class Table(ABC):
     @abstractmethod
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
 
-    def _named(self, batch: Batch, own: Mapping[str, Sequence[str] | None]) -> Batch:
+    def _named(self, batch: Batch, own: Mapping[str, Sequence[str]]) -> Batch:
         """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
         for name in {*self.classes}.intersection(batch.schema.names):
-            cells, names = batch.column(name), own.get(name) or self.classes[name]
+            cells, names = batch.column(name), own.get(name, self.classes[name])
             known: dict[int, str | None] = dict(enumerate(names))
             if pa.types.is_integer(cells.type):
                 known |= {} if name in self.targets else {-1: None}

@@ -17,7 +17,7 @@ from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.columns import texts_of
 from expt.data.loader import Held
-from expt.data.overlap import Digests
+from expt.data.overlap import COPIES, UNLIKE, Digests
 from expt.data.table_files import Table
 from expt.data.tokenizer import Tokenizer, fingerprint
 from expt.errors import DataError
@@ -29,9 +29,6 @@ _AT_A_TIME = 1000
 """Texts that a tokenizer gets."""
 _SHORT = 8
 """Tokens of a text below which equal ones are no copies."""
-_COPIES = 8
-_OWN = itertools.count()
-"""Digests of texts that equal no other."""
 
 
 class Texts(NamedTuple):
@@ -67,10 +64,10 @@ class Texts(NamedTuple):
     def digests(self, index: np.ndarray) -> Digests:
         """Return the digests of texts; those of a few tokens may be equal by chance."""
         found = [
-            hash(each.tobytes()) if len(each) >= _SHORT else next(_OWN)
+            hash(each.tobytes()) if len(each) >= _SHORT else next(UNLIKE)
             for each in self.of(self.ids, index)
         ]
-        return Digests(np.array(found, np.int64).astype(np.uint64), most=_COPIES)
+        return Digests(np.array(found, np.int64).astype(np.uint64), most=COPIES)
 
 
 def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_causal: bool) -> Texts:

@@ -47,7 +47,7 @@ class Columns(Feature):
     width: int
     """How many numbers a row becomes."""
     encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """The encodings of columns of texts, or with gaps; see `encoding.Encoder`."""
+    """The encodings of columns of texts, or with gaps; see `table_source.Encoder`."""
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The means of columns that are not standardised, for gaps in other rows."""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)

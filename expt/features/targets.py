@@ -193,7 +193,8 @@ class Labels(Feature):
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
-        return cls(names=tuple(f"label_{place}" for place in range(_number_of(targets))))
+        number = math.prod(_shape_of(targets))
+        return cls(names=tuple(f"label_{place}" for place in range(number)))
 
     def absent(self, known: Known) -> Sequence[str]:
         if (values := known()) is None or values.dim() != 2:
@@ -230,12 +231,12 @@ class Labels(Feature):
         return _in_words(chances, truth if truth is None else ", ".join(truth))
 
 
-def _number_of(targets: Any) -> int:
-    """Return the number of values in a custom sample's targets. Raise DataError for no tensor."""
-    if (shape := getattr(targets, "shape", None)) is None:
+def _shape_of(targets: Any) -> tuple[int, ...]:
+    """Return the shape of a custom sample's targets. Raise DataError for no tensor."""
+    if not hasattr(targets, "shape"):
         kind = type(targets).__name__
         raise DataError(f"sample 0: its targets are a {kind}; let them be a tensor")
-    return math.prod(shape)
+    return tuple(targets.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,8 +254,7 @@ class Numbers(Feature):
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
-        _number_of(targets)
-        return cls(shape=tuple(targets.shape))
+        return cls(shape=_shape_of(targets))
 
     @property
     def shapes(self) -> Mapping[str, Any]:

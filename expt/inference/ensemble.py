@@ -72,7 +72,7 @@ def _flipped(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Together:
-    """The samples of an evaluation as each model takes them, see `several.shared`."""
+    """The samples of an evaluation as each model takes them, see `plan.shared`."""
 
     rounds: Sequence[Mapping[int, EvaluationData]]
     """The same samples in several ways; then others."""

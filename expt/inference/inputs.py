@@ -1,7 +1,7 @@
 """The inputs of a run's model, from files or from values in a program, as its dataset gave them.
 
-They are pictures, rows of tables, a plain text, or samples of any kind; `by_feature` chooses. Free
-of torch until something is computed.
+They are pictures or arrays; rows and texts are in `tables`, which chooses by the feature. Free of
+torch until something is computed.
 """
 
 from __future__ import annotations
@@ -10,29 +10,17 @@ import collections
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from expt.data import folders, pictures
-from expt.data.columns import (
-    base,
-    filled_gaps,
-    known_column,
-    read_as_known,
-    text_of,
-    texts_of,
-    unknown_texts,
-)
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
-from expt.errors import ConfigError, DataError, absent, did_you_mean, first_line, listed, warn
-from expt.features import NO_TARGET, Columns, Features, Image, Tokens
-from expt.features.feature import new_names
-from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
-from expt.late import np, pa, torch
+from expt.data.table_files import reading
+from expt.errors import ConfigError, DataError, absent, warn
+from expt.features import Features, Image
+from expt.late import np, torch
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -46,6 +34,8 @@ ARRAYS = (".npy", ".npz")
 _AHEAD = 2  # batches of pictures that are read while one is computed
 _NUMBERS, _MOST = 10_000_000, 1024
 """The inputs and the samples of a batch whose size nobody chose: 40 MB of float32."""
+NAMES = ("x", "images", "inputs")
+"""The names of the array that is taken from an .npz with several."""
 
 
 class Piece(NamedTuple):
@@ -121,6 +111,11 @@ class Inputs:
         image = shapes.get("channels", 1), *shapes.get("image_size", ())
         numbers: int = max(math.prod(image), math.prod(own), 256 * shapes.get("context", 0))
         return max(1, min(_MOST, _NUMBERS // numbers))
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The other columns of tables, such as an ID, and how each is called among the answers."""
+        return {}
 
     def open(self, paths: Sequence[Path]) -> None:
         """Take the samples of files and folders.
@@ -211,7 +206,7 @@ class Pictures(Inputs):
         These are a tensor [C, H, W], and a height and width. Raise DataError for a damaged one.
         """
         from expt.data.checked_samples import Transformed
-        from expt.data.picture_sets import Pictures as Opened
+        from expt.data.images import Pictures as Opened
 
         channels, image_size = self.feature.channels, self.feature.image_size
         if channels not in pictures.MODES:
@@ -290,209 +285,43 @@ class Pictures(Inputs):
             threads.shutdown(cancel_futures=True)
 
 
-class _Opened(NamedTuple):
-    """A table with the model's columns."""
-
-    table: Table
-    taken: Sequence[str]
-    """The columns that have the features."""
-    order: Sequence[int]
-    """The place of each feature among the parts of these columns."""
-
-
-class Rows(Inputs):
-    """Rows of a table: columns by name, texts and gaps as in training."""
-
-    noun, suffixes, below = "row", (*SUFFIXES, ".npy"), (*SUFFIXES, ".npy")
-    feature: Columns
-
-    @functools.cached_property
-    def _encode(self) -> Any:
-        from expt.data.encoding import Encoder
-
-        feature = self.feature
-        return Encoder(feature.names, feature.encoded, feature.scales, means=feature.means)
-
-    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        if are_arrays(samples):
-            return super().__call__(samples)
-        return self._batch(self._coded(samples))
-
-    def _batch(self, samples: Sample) -> Tensor:
-        rows, number = as_tensor(samples).double(), len(self.feature.names)
-        rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
-        if rows.dim() != 2 or rows.shape[1] != number:
-            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
-        encoded: Tensor = self._encode(rows.cpu()).float()
-        return encoded.to(self.device)
-
-    def _coded(self, given: Any) -> np.ndarray:
-        """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
-        names = self.feature.cell_names
-        if hasattr(given, "columns"):  # of pandas, by their names
-            if missing := [name for name in names if name not in given.columns]:
-                raise ConfigError(f"rows without the column {missing[0]}: give {', '.join(names)}")
-            given = given[[*names]].to_numpy(object)
-        rows = np.atleast_1d(np.array(given, object))
-        rows = rows.reshape(-1, max(1, rows.shape[-1]))
-        if rows.shape[1] != len(names) or not len(rows):
-            raise ConfigError(
-                f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
-            )
-        columns = {name: self._cells(name, each) for name, each in zip(names, rows.T, strict=True)}
-        known = self.feature.encoded, self.feature.filled
-        values, wrong, unknown = read_as_known(columns, *known)
-        for row, why in wrong.items():
-            raise ConfigError(f"row {row + 1}: {why}; correct it")
-        for name, texts in unknown.items():
-            warn(self._unknown(name, texts))
-        return values
-
-    def _cells(self, name: str, cells: np.ndarray) -> Any:
-        """Return a column of numbers, dates or texts as Arrow has them; several kinds as texts."""
-        try:
-            return pa.array(cells, from_pandas=True)
-        except (pa.ArrowException, OverflowError) as error:
-            if known_column(name, self.feature.encoded).way:
-                raise ConfigError(f"column {name}: {first_line(error)}") from error
-            return pa.array([*map(text_of, cells)], pa.string())
-
-    def _unknown(self, name: str, texts: Counter[str]) -> str:
-        is_text = "categories" in self.feature.encoded.get(name, {})
-        several = texts.total()
-        return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
-
-    def _open(self, path: str) -> _Opened:
-        """Return the table. Raise ConfigError where the model's columns are not there."""
-        wanted: Sequence[str] = self.feature.names
-        if is_array := path.lower().endswith(".npy"):  # its columns have no names of theirs
-            if self.feature.encoded:
-                raise ConfigError(f"{path}: the run's columns are found by name; give a table")
-            with reading(Path(path)):
-                table: Table = Arrays(Path(path), {"x": array_of(path)})
-        else:
-            table = open_table(Path(path))
-        encoded = getattr(self.feature, "encoded", {})
-        ways = (encoded.get(name, {}).get("way", "") for name in wanted)
-        pairs = zip(wanted, ways, strict=True)
-        columns = {x: x if x in table.names else base(x, y) for x, y in pairs}
-        own = [name for name in dict.fromkeys(columns.values()) if name in table.names]
-        taken = table.names if is_array else own
-        if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
-            raise DataError(f"{path}: has no rows; give it some")
-        parts = [part for name in taken for part in self._parts(name, first.column(name))]
-        if is_array and len(parts) != len(wanted):
-            raise ConfigError(
-                f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
-            )
-        if is_array:
-            return _Opened(table, taken, [*range(len(parts))])
-        if missing := next((name for name in wanted if name not in parts), None):
-            missing = missing if columns[missing] in table.names else columns[missing]
-            raise ConfigError(
-                f"{path}: has no column {missing}, which the model takes; it has"
-                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
-            )
-        return _Opened(table, taken, [*map(parts.index, wanted)])
-
-    @property
-    def size(self) -> int | None:
-        sizes = [one.table.size for one in self._opened]
-        return sum(sizes) if all(sizes) else None
-
-    def pieces(self, size: int) -> Iterator[Piece]:
-        known = self.targets.columns
-        tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
-        others = {name: name for names, taken in tables for name in names if name not in taken}
-        names = new_names(others, ("path", "row"))
-        for path, opened in zip(self.files, self._opened, strict=True):
-            yield from self._rows_of(path, opened, names, size)
-
-    def _rows_of(
-        self, path: str, opened: _Opened, own: Mapping[str, str], size: int
-    ) -> Iterator[Piece]:
-        """Yield rows; those without a finite number of float32 in each column are skipped.
-
-        Their origin has all tables' other columns, such as an ID, by their `own` names, or empty.
-        """
-        new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
-        (table, taken, order), done = opened, 0
-        others = [name for name in own if name in table.names and name not in taken]
-        for batch in table.batches([*taken, *others], damaged):
-            columns = {name: batch.column(name) for name in taken}
-            values, wrong, unknown = self._read(columns)
-            values = values[:, order]
-            lost = sum(done <= row < done + batch.num_rows for row in damaged)
-            for name, counted in unknown.items():
-                counted[""] -= lost  # such a row is one of gaps
-                new[name] += counted
-            cells = {name: [""] * batch.num_rows for name in own.values()}
-            cells |= {own[x]: texts_of(batch.column(x)) for x in others}
-            wrong |= {row - done: why for row, why in damaged.items() if row >= done}
-            for start in range(0, batch.num_rows, size):
-                places = range(start, min(start + size, batch.num_rows))
-                good = [place for place in places if place not in wrong]
-                about: list[Mapping[str, str | int]] = [
-                    {"path": path, "row": done + at + 1, **{x: cells[x][at] for x in cells}}
-                    for at in good
-                ]
-                why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
-                yield self._piece(about, values[good], [f"{path}: {each}" for each in why])
-            done += batch.num_rows
-        for name, counted in new.items():
-            if not counted:
-                continue
-            warn(f"{path}: {self._unknown(name, counted)}")
-
-    def _parts(self, name: str, cells: Any) -> Sequence[str]:
-        """Return the names of the numbers that a column becomes; a date is several."""
-        column = known_column(name, self.feature.encoded)
-        column.read(cells)
-        return column.parts
-
-    def _read(self, columns: Mapping[str, Any]) -> Any:
-        """Return new rows [N, K], why some can't be used, and unknown texts."""
-        return read_as_known(columns, self.feature.encoded, self.feature.filled)
-
-    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str]) -> Piece:
-        return Piece(about, rows, skipped)
+def are_arrays(given: Any) -> bool:
+    """Return whether samples are numbers already: a tensor, an array, or several."""
+    if isinstance(given, list | tuple):
+        return any(map(are_arrays, given))
+    return isinstance(given, torch.Tensor) or (
+        isinstance(given, np.ndarray) and given.dtype.kind != "O"
+    )
 
 
-class Texts(Inputs):
-    """Texts: the lines of files."""
+def as_tensor(given: Any) -> Tensor:
+    """Return a tensor, or that of an array. Raise ConfigError for another value."""
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, np.ndarray):
+        return torch.from_numpy(given if given.flags.writeable else given.copy())
+    raise ConfigError(f"a {type(given).__name__}: give a tensor or an array")
 
-    noun, suffixes, below = "line", (), (".txt",)
-    feature: Tokens
 
-    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        if isinstance(samples, bytes):
-            samples = samples.decode(errors="surrogateescape")
-        several = [samples] if isinstance(samples, str) else samples
-        if isinstance(several, list | tuple) and all(isinstance(each, str) for each in several):
-            encoded = [torch.tensor(self.dataset.encode(each)) for each in several]
-            samples = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
-        tokens = as_tensor(samples).long().to(self.device)
-        return tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
-
-    def pieces(self, size: int) -> Iterator[Piece]:
-        """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
-        windows = (
-            ({"path": path, "line": number}, window)
-            for path in self.files
-            for number, tokens in self.dataset.lines(path)
-            for window in _windows(tokens, self.feature.context)
+def samples_of(path: str) -> np.ndarray:
+    """Return the array of a file. Raise ConfigError for one that has no samples of numbers."""
+    array = array_of(path)
+    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
         )
-        pad = torch.nn.utils.rnn.pad_sequence
-        while several := list(itertools.islice(windows, size)):
-            about, tokens = zip(*several, strict=True)
-            inputs = [as_tensor(window[:-1]) for window in tokens]
-            targets = [as_tensor(window[1:]) for window in tokens]
-            wanted = pad(targets, batch_first=True, padding_value=NO_TARGET)
-            yield Piece(about, pad(inputs, batch_first=True), targets=wanted)
+    return array
 
 
-def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
-    if len(tokens) == 1:  # no token follows
-        yield np.array([tokens[0], NO_TARGET])
-    for start in range(0, len(tokens) - 1, context):
-        yield tokens[start : start + context + 1].astype(np.int64)
+def array_of(path: str) -> np.ndarray:
+    """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES."""
+    with reading(Path(path)):
+        if path.lower().endswith(".npy"):
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+            return array
+        with open(path, "rb") as content, np.lib.npyio.NpzFile(content) as file:
+            names = [name for name in file.files if name in NAMES or len(file.files) == 1]
+            if not names:
+                has = ", ".join(file.files) or "none"
+                raise ConfigError(f"{path}: holds the arrays {has}; call one {' or '.join(NAMES)}")
+            return np.asarray(file[names[0]])

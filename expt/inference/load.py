@@ -22,8 +22,8 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import published
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.features import Classes, Features
-from expt.inference.by_feature import inputs_of
 from expt.inference.inputs import Inputs
+from expt.inference.tables import inputs_of
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file, safetensors

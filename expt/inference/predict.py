@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -83,7 +83,10 @@ class Predictor:
     @torch.no_grad()
     def _answer(self, pieces: Mapping[int, Piece]) -> Answers:
         first = next(iter(pieces.values()))
-        inputs = {way: self._prepared(piece.samples, way) for way, piece in pieces.items()}
+        inputs = {way: piece.samples for way, piece in pieces.items()}
+        if self._plan.split is None:  # those of a split are prepared already
+            ways = self._average.members
+            inputs = {way: ways[way].trained.preprocess(inputs[way]) for way in inputs}
         targets = mapped(lambda one: one.to(self.device), first.targets)
         outputs, batch = self._average(self._task, Batch(inputs, targets, len(first.about)))
         decoded = self.form.decoded(self._task.predict(outputs), batch.targets)
@@ -93,11 +96,6 @@ class Predictor:
                 " each"
             )
         return Answers(first.about, *decoded, first.sizes)
-
-    def _prepared(self, samples: Any, way: int) -> Any:
-        """Return samples of a file as a model takes them, on the device; others are already."""
-        is_prepared = self._plan.split is not None
-        return samples if is_prepared else self._average.members[way].trained.preprocess(samples)
 
     def _pieces(self, way: int) -> Iterator[Piece]:
         """Yield samples as they are read for a run, and all that prepare them equally."""

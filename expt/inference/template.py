@@ -7,13 +7,12 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from expt.data.columns import are_numbers, texts_of
-from expt.data.label_list import separator_of
-from expt.data.picture_names import Pictures
+from expt.data.picture_tables import NamedPictures, separator_of
 from expt.data.table_files import open_table
 from expt.errors import ConfigError, absent, listed, warn
 from expt.features import Answers, Classes, Feature, Labels
@@ -46,10 +45,10 @@ class Template:
             name: [text for batch in batches for text in texts_of(batch.column(name))]
             for name in self.table.names
         }
-        self.id, self.keys = "", list[str]()
+        self.id, self.keys, self._own = "", list[str](), plan.inputs.columns
         self.by_pictures = bool(plan.inputs.pictures)
         if self.by_pictures:
-            known = Pictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
+            known = NamedPictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
             others = {x: cells for x, cells in self.columns.items() if x not in plan.form.columns}
             if (column := known.column_in(others, f"--template {path}")) is None:
                 raise ConfigError(f"--template {path}: no column names the pictures to predict for")
@@ -61,15 +60,23 @@ class Template:
         """Return the id of a sample. Raise ConfigError where a table has no such column."""
         if self.by_pictures:
             return os.path.abspath(str(about["path"]))
+        cells = self.cells(about)
         if not self.id:
-            if not (names := [name for name in self.columns if name in about]):
-                has = listed(name for name in about if name not in ("path", "row")) or "none"
-                fault = f"no column is one of the table's that are no features ({has})"
-                raise ConfigError(f"--template {self.path}: {fault}; add the column of ids")
+            if not (names := [name for name in self.columns if name in cells]):
+                fault = "no column is one of the table's that are no features"
+                has = f"({listed(self._own) or 'none'}); add the column of ids"
+                raise ConfigError(f"--template {self.path}: {fault} {has}")
             self.id, self.keys = names[0], self.columns[names[0]]
-        return str(about[self.id])
+        return str(cells[self.id])
 
-    def fills(self, form: Feature, cells: Mapping[str, Any]) -> dict[str, Fill]:
+    def cells(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample's origin, in which a column of its table has its own name."""
+        own = {x: about[y] for x, y in self._own.items() if {x, y} <= about.keys()}
+        return {**about, **own}
+
+    def fills(
+        self, form: Feature, cells: Mapping[str, Any], about: Collection[str]
+    ) -> dict[str, Fill]:
         """Return a function for each other column. Raise ConfigError for unknown columns.
 
         A single one is filled by its examples, even if the table has a column of its name, unless
@@ -91,7 +98,7 @@ class Template:
         if len(others) == 1 and (fill := self._only(form, others[0], cells)):
             found[others[0]] = fill
         elif others:
-            known = listed(name for name in cells if name not in ("path", "row", self.id))
+            known = listed(name for name in cells if name not in about)
             fix = f"predictions have {known}, and a class or label fills the column of its name"
             raise ConfigError(f"--template {self.path}: nothing fills {listed(others)}; {fix}")
         return found
@@ -104,10 +111,12 @@ class Template:
         if not isinstance(form, Classes):
             return _cell(names[0]) if len(names) == 1 and names[0] in cells else None
         of_numbers = bool(examples) and are_numbers(examples)
-        if name == "probability":
-            return _cell(f"p_{names[1]}" if len(names) == 2 else name)
-        if len(names) == 2 and of_numbers and not all(float(x).is_integer() for x in examples):
+        has_fractions = of_numbers and not all(float(x).is_integer() for x in examples)
+        is_number = isinstance(cells.get(name), float)  # of the predictions
+        if len(names) == 2 and (is_number or has_fractions):
             return _cell(f"p_{names[1]}") if f"p_{names[1]}" in cells else None
+        if is_number:
+            return _cell(name)
         if of_numbers and not are_numbers(names) and not examples <= {*names}:
             return lambda answer, cells: names.index(answer["class"])
         return _cell("class")
@@ -137,17 +146,15 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
-        own = [(f"table.{x}", x) for x in ("path", "row")]  # columns of the table go first
-        every = [{**one, **{y: one[x] for x, y in own if x in one}} for one in answers.about]
-        answers = answers._replace(about=every)
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
             key = template.key(about)
-            cells = {**csv_cells(form, answer), template.id: ""}  # it stays as it is
+            cells = csv_cells(form, {**answer, **template.cells(about)})
+            cells[template.id] = ""  # it stays as it is
             if not fills:
-                fills.update(template.fills(form, cells))
+                fills.update(template.fills(form, cells, {*about, template.id}))
             found = {name: fill(answer, cells) for name, fill in fills.items()}
             if rows.setdefault(key, found) != found:
-                fault = f"several rows have the {template.id} {about[template.id]}"
+                fault = f"several rows have the {template.id} {key}"
                 raise ConfigError(f"--template {template.path}: {fault}, and other predictions")
 
     with new_file(output, force=force) as file:

@@ -13,7 +13,7 @@ from typing import Any
 
 from expt.config import secrets
 from expt.config.groups import HuggingFaceModel
-from expt.errors import ConfigError, absent, near_path, require
+from expt.errors import ConfigError, absent, require
 from expt.machine import impatient
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -40,11 +40,9 @@ def folder_of(config: HuggingFaceModel) -> Path:
         if config.pretrained and not _weights_in(folder):
             folder = fetched(*named, *_OTHERS, _WEIGHTS[1])
     if not (folder / CONFIG).is_file():
-        problem = f"has no {CONFIG}" if folder.is_dir() else absent(folder, "folder")
-        raise ConfigError(
-            f"model.path={config.path}: {problem}; give a folder that save_pretrained has written,"
-            " or a name on the Hugging Face hub"
-        )
+        fix = "give one that save_pretrained has written, or a name on the Hugging Face hub"
+        has_none = f"has no {CONFIG}; {fix}" if folder.is_dir() else absent(folder, "folder", fix)
+        raise ConfigError(f"model.path={config.path}: {has_none}")
     if config.pretrained and not _weights_in(folder):
         raise ConfigError(
             f"model.path={config.path}: holds no weights ({' or '.join(_WEIGHTS)}); give another,"
@@ -74,11 +72,9 @@ def fetched(at: str, name: str, revision: str | None, *patterns: str) -> Path:
         with impatient():
             found = hub.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
     except Exception as error:  # many classes, of several libraries
-        raise ConfigError(
-            f"{at}: is no folder, and can't be fetched from the Hugging Face hub"
-            f" ({secrets.said(error)}); give a folder that save_pretrained has written"
-            f"{'.' if (near := near_path(Path(name))) else ''}{near}"
-        ) from error
+        why = f"nor can it be fetched from the Hugging Face hub ({secrets.said(error)})"
+        fix = f"{why}; give one that save_pretrained has written"
+        raise ConfigError(f"{at}: {absent(Path(name), 'folder', fix)}") from error
     return Path(found)
 
 

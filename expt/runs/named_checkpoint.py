@@ -123,7 +123,7 @@ def run_named(word: str, given: str) -> tuple[Path, str]:
             such += f" {ranked[0].objective}"
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
-        raise ConfigError(f"{word}={given}: {absent(path)}; give that of a run")
+        raise ConfigError(f"{word}={given}: {absent(path, fix='give that of a run')}")
     return path, which
 
 

@@ -27,7 +27,7 @@ from expt.errors import decimals, listed, sized_by, warn
 from expt.features import Classes, Features
 from expt.inference.ensemble import Ensemble, Member, Together
 from expt.inference.load import located, read, rebuilt
-from expt.inference.several import shared
+from expt.inference.plan import shared
 from expt.runs import provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest, Trained

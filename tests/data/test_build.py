@@ -18,11 +18,11 @@ from expt import features
 from expt.config.rules import refuse_missing_folders
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
+from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import Listing, list_parts
 from expt.data.loader import Loader
 from expt.data.loading import Shard
-from expt.data.picture_sets import Pictures
 from expt.errors import ConfigError, DataError
 from expt.features import Classes, Features, Labels
 from tests.conftest import Configured

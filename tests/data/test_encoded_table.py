@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import expt
-from expt.data import encoding, table_files
+from expt.data import table_files, table_source
 from expt.data.build import Data
 from expt.data.indexing import split
 from expt.data.kinds import Opening
@@ -209,7 +209,7 @@ def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
 
 def test_a_table_without_texts_and_gaps_is_as_before(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\n1,2,3\n3,4,5\n")).load(NUMBER)
-    assert not encoding.encodings(rows, np.arange(2))
+    assert not table_source.encodings(rows, np.arange(2))
     assert not encoded_in(built(of(tmp_path / "t.csv"))).encoded
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from expt.data.build import Data
-from expt.data.group_file import groups_of
 from expt.data.indexing import split, split_fold
+from expt.data.picture_tables import groups_of
 from expt.errors import ConfigError, DataError
 from expt.tasks.classification import Config
 from expt.tasks.regression import Config as Regression
@@ -230,9 +230,9 @@ def test_the_column_of_groups_is_called_group_or_the_only_other(tmp_path: Path) 
         one.prepare()
     files = {"train": [str(path) for path in sorted(root.rglob("*.png"))]}
     groups.write_text("\n".join(["group,seen,picture", *rows]))
-    before = groups_of(str(groups), str(root), files, learns=True)["train"]
+    before = groups_of(str(groups), str(root), files, learns=True)[0]["train"]
     groups.write_text("\n".join(["group,seen,picture", "3,1,gone.png", *rows]))
-    found = groups_of(str(groups), str(root), files, learns=True)["train"]
+    found = groups_of(str(groups), str(root), files, learns=True)[0]["train"]
     assert found == [[1, 2, 3, 0][number] for number in before], "as in the lines"
     (root / "train" / "new").mkdir()
     shutil.copy(root / "train/cat/cat0.png", root / "train/new/cat0.png")

@@ -22,7 +22,7 @@ from expt.data.kinds import Opening
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, OutOfMemory
 from expt.features import Classes, Features
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.late import Late
 from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured

@@ -13,11 +13,18 @@ from expt.data.build import warn_of_absent
 from expt.data.checked_samples import read_all
 from expt.data.checksums import Checksums
 from expt.data.folders import files_below, left_out, parts_there
+from expt.data.images import MaskPictures, Pictures
 from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.picture_sets import MaskPictures, Pictures
-from expt.data.picture_survey import look, look_at, look_at_pair, report_found
-from expt.data.pictures import in_mode, open_picture, picture_suffixes
+from expt.data.pictures import (
+    in_mode,
+    look,
+    look_at,
+    look_at_pair,
+    open_picture,
+    picture_suffixes,
+    report_found,
+)
 from expt.errors import DataError
 from expt.features import Mask
 from expt.worker.build import build_data

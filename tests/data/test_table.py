@@ -18,12 +18,12 @@ from expt.data.build import Data
 from expt.data.indexing import split
 from expt.data.kinds import Opening, table
 from expt.data.kinds.custom import Custom
-from expt.data.loading import Batch, Shard
+from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.rows import Chosen, Rows
 from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features, Numbers
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -587,6 +587,7 @@ def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
     there = Rows(*numbers, ("a", "b", "c"), ("x", "y"), ())
     columns = Columns(names=("c", "a"), width=2, scales={"c": (1, 2)})
     run = Features(columns, Numbers(names=("y", "x"), shape=(2,)))
-    found = table_source.as_trained_on(run, there)
-    inputs, targets = table_source._tensors(found, np.arange(1))
-    assert (inputs.tolist(), targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])
+    opening = Opening(None, torch.device("cpu"), trained_on=run)
+    train = table_source.of_rows(None, there, {"train": np.arange(1)}, opening).train
+    (batch,) = train.whole(LoaderOptions(batch_size=1, device=opening.device)).evaluation()
+    assert (batch.inputs.tolist(), batch.targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

@@ -20,7 +20,7 @@ from expt.data.loading import Shard
 from expt.data.memory import Windows
 from expt.errors import DataError
 from expt.features import NO_TARGET
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed, built, dataset
 

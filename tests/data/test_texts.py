@@ -17,7 +17,7 @@ from expt.data.indexing import by_length, padding, permutation
 from expt.data.loading import Shard
 from expt.errors import ConfigError, DataError
 from expt.features import NO_TARGET, Features, Text, Tokens
-from expt.inference.texts import TextRows
+from expt.inference.tables import TextRows
 from expt.tasks.classification import Config as Classification
 from expt.tasks.language_model import Config as LanguageModel
 from expt.tasks.regression import Config as Regression

@@ -15,7 +15,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.late import Late
 from expt.worker.build import build_data
 from tests.conftest import Configured

@@ -17,7 +17,7 @@ from expt.data.loading import Batch, LoaderOptions
 from expt.data.written import ways_of
 from expt.errors import ConfigError, DataError
 from expt.features import Columns
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.late import Late
 from expt.tasks.task import Facts
 from tests.conftest import Trained

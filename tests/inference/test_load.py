@@ -16,7 +16,7 @@ import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
 from expt.features import Anything, Columns, Features, Numbers
-from expt.inference.by_feature import inputs_of
+from expt.inference.tables import inputs_of
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result

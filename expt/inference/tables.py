@@ -1,0 +1,329 @@
+"""Rows of tables and texts as the inputs of a run's model, which its feature chooses."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from expt.data.columns import (
+    base,
+    filled_gaps,
+    known_column,
+    read_as_known,
+    text_of,
+    texts_of,
+    unknown_texts,
+)
+from expt.data.kinds import DatasetConfig
+from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
+from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
+from expt.features import NO_TARGET, Columns, Feature, Features, Image, Text, Tokens
+from expt.features.feature import new_names
+from expt.inference.inputs import Inputs, Pictures, Piece, Sample, are_arrays, array_of, as_tensor
+from expt.late import np, pa, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Opened(NamedTuple):
+    """A table with the model's columns."""
+
+    table: Table
+    taken: Sequence[str]
+    """The columns that have the features."""
+    order: Sequence[int]
+    """The place of each feature among the parts of these columns."""
+
+
+class Rows(Inputs):
+    """Rows of a table: columns by name, texts and gaps as in training."""
+
+    noun, suffixes, below = "row", (*SUFFIXES, ".npy"), (*SUFFIXES, ".npy")
+    feature: Columns
+
+    @functools.cached_property
+    def _encode(self) -> Any:
+        from expt.data.table_source import Encoder
+
+        feature = self.feature
+        return Encoder(feature.names, feature.encoded, feature.scales, means=feature.means)
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
+        if are_arrays(samples):
+            return super().__call__(samples)
+        return self._batch(self._coded(samples))
+
+    def _batch(self, samples: Sample) -> Tensor:
+        rows, number = as_tensor(samples).double(), len(self.feature.names)
+        rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
+        if rows.dim() != 2 or rows.shape[1] != number:
+            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
+        encoded: Tensor = self._encode(rows.cpu()).float()
+        return encoded.to(self.device)
+
+    def _coded(self, given: Any) -> np.ndarray:
+        """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
+        names = self.feature.cell_names
+        if hasattr(given, "columns"):  # of pandas, by their names
+            if missing := [name for name in names if name not in given.columns]:
+                raise ConfigError(f"rows without the column {missing[0]}: give {', '.join(names)}")
+            given = given[[*names]].to_numpy(object)
+        rows = np.atleast_1d(np.array(given, object))
+        rows = rows.reshape(-1, max(1, rows.shape[-1]))
+        if rows.shape[1] != len(names) or not len(rows):
+            raise ConfigError(
+                f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
+            )
+        columns = {name: self._cells(name, each) for name, each in zip(names, rows.T, strict=True)}
+        known = self.feature.encoded, self.feature.filled
+        values, wrong, unknown = read_as_known(columns, *known)
+        for row, why in wrong.items():
+            raise ConfigError(f"row {row + 1}: {why}; correct it")
+        for name, texts in unknown.items():
+            warn(self._unknown(name, texts))
+        return values
+
+    def _cells(self, name: str, cells: np.ndarray) -> Any:
+        """Return a column of numbers, dates or texts as Arrow has them; several kinds as texts."""
+        try:
+            return pa.array(cells, from_pandas=True)
+        except (pa.ArrowException, OverflowError) as error:
+            if known_column(name, self.feature.encoded).way:
+                raise ConfigError(f"column {name}: {first_line(error)}") from error
+            return pa.array([*map(text_of, cells)], pa.string())
+
+    def _unknown(self, name: str, texts: Counter[str]) -> str:
+        is_text = "categories" in self.feature.encoded.get(name, {})
+        several = texts.total()
+        return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
+
+    def _open(self, path: str) -> _Opened:
+        """Return the table. Raise ConfigError where the model's columns are not there."""
+        if path.lower().endswith(".npy"):
+            return self._open_array(path)
+        table, wanted = open_table(Path(path)), self.feature.names
+        encoded = getattr(self.feature, "encoded", {})
+        columns = {
+            name: name if name in table.names else base(name, encoded.get(name, {}).get("way", ""))
+            for name in wanted
+        }
+        taken = [name for name in dict.fromkeys(columns.values()) if name in table.names]
+        if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
+            raise DataError(f"{path}: has no rows; give it some")
+        parts = [part for name in taken for part in self._parts(name, first.column(name))]
+        if missing := next((name for name in wanted if name not in parts), None):
+            missing = missing if columns[missing] in table.names else columns[missing]
+            raise ConfigError(
+                f"{path}: has no column {missing}, which the model takes; it has"
+                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
+            )
+        return _Opened(table, taken, [*map(parts.index, wanted)])
+
+    def _open_array(self, path: str) -> _Opened:
+        """Return the rows of an array, whose columns have no names but their order."""
+        if self.feature.encoded:
+            raise ConfigError(f"{path}: the run's columns are found by name; give a table")
+        with reading(Path(path)):
+            array = array_of(path)
+            table = Arrays(Path(path), {"x": array})
+        width, wanted = math.prod(array.shape[1:]), len(self.feature.names)
+        if width != wanted:
+            raise ConfigError(f"{path}: has {width} columns, and the model takes {wanted}")
+        return _Opened(table, table.names, range(width))
+
+    @property
+    def size(self) -> int | None:
+        sizes = [one.table.size for one in self._opened]
+        return sum(sizes) if all(sizes) else None
+
+    @functools.cached_property
+    def columns(self) -> Mapping[str, str]:
+        """See Inputs."""
+        known = self.targets.columns
+        tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
+        others = {name: name for names, taken in tables for name in names if name not in taken}
+        return new_names(others, ("path", "row"))
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        for path, opened in zip(self.files, self._opened, strict=True):
+            yield from self._rows_of(path, opened, size)
+
+    def _rows_of(self, path: str, opened: _Opened, size: int) -> Iterator[Piece]:
+        """Yield rows; those without a finite number of float32 in each column are skipped.
+
+        Their origin has all tables' `columns`, empty where a table lacks one.
+        """
+        new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
+        own = self.columns
+        (table, taken, order), done = opened, 0
+        others = [name for name in own if name in table.names and name not in taken]
+        for batch in table.batches([*taken, *others], damaged):
+            columns = {name: batch.column(name) for name in taken}
+            values, wrong, unknown = self._read(columns)
+            values = values[:, order]
+            lost = sum(done <= row < done + batch.num_rows for row in damaged)
+            for name, counted in unknown.items():
+                counted[""] -= lost  # such a row is one of gaps
+                new[name] += counted
+            cells = {name: [""] * batch.num_rows for name in own.values()}
+            cells |= {own[x]: texts_of(batch.column(x)) for x in others}
+            wrong |= {row - done: why for row, why in damaged.items() if row >= done}
+            for start in range(0, batch.num_rows, size):
+                places = range(start, min(start + size, batch.num_rows))
+                good = [place for place in places if place not in wrong]
+                about: list[Mapping[str, str | int]] = [
+                    {"path": path, "row": done + at + 1, **{x: cells[x][at] for x in cells}}
+                    for at in good
+                ]
+                why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
+                yield self._piece(about, values[good], [f"{path}: {each}" for each in why])
+            done += batch.num_rows
+        for name, counted in new.items():
+            if not counted:
+                continue
+            warn(f"{path}: {self._unknown(name, counted)}")
+
+    def _parts(self, name: str, cells: Any) -> Sequence[str]:
+        """Return the names of the numbers that a column becomes; a date is several."""
+        column = known_column(name, self.feature.encoded)
+        column.read(cells)
+        return column.parts
+
+    def _read(self, columns: Mapping[str, Any]) -> Any:
+        """Return new rows [N, K], why some can't be used, and unknown texts."""
+        return read_as_known(columns, self.feature.encoded, self.feature.filled)
+
+    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str]) -> Piece:
+        return Piece(about, rows, skipped)
+
+
+class Texts(Inputs):
+    """Texts: the lines of files."""
+
+    noun, suffixes, below = "line", (), (".txt",)
+    feature: Tokens
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
+        if isinstance(samples, bytes):
+            samples = samples.decode(errors="surrogateescape")
+        several = [samples] if isinstance(samples, str) else samples
+        if isinstance(several, list | tuple) and all(isinstance(each, str) for each in several):
+            encoded = [torch.tensor(self.dataset.encode(each)) for each in several]
+            samples = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
+        tokens = as_tensor(samples).long().to(self.device)
+        return tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
+        windows = (
+            ({"path": path, "line": number}, window)
+            for path in self.files
+            for number, tokens in self.dataset.lines(path)
+            for window in _windows(tokens, self.feature.context)
+        )
+        pad = torch.nn.utils.rnn.pad_sequence
+        while several := list(itertools.islice(windows, size)):
+            about, tokens = zip(*several, strict=True)
+            inputs = [as_tensor(window[:-1]) for window in tokens]
+            targets = [as_tensor(window[1:]) for window in tokens]
+            wanted = pad(targets, batch_first=True, padding_value=NO_TARGET)
+            yield Piece(about, pad(inputs, batch_first=True), targets=wanted)
+
+
+def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
+    if len(tokens) == 1:  # no token follows
+        yield np.array([tokens[0], NO_TARGET])
+    for start in range(0, len(tokens) - 1, context):
+        yield tokens[start : start + context + 1].astype(np.int64)
+
+
+class TextRows(Rows):
+    """Texts by themselves, or those of a table's columns by name."""
+
+    noun, suffixes, below = "text", SUFFIXES, SUFFIXES
+    feature: Text  # type: ignore[assignment]
+    _taken: Sequence[str] = ()
+
+    def _encode(self, columns: Sequence[Sequence[Any]]) -> Any:
+        """Return the inputs and the following tokens of rows, given by column."""
+        from expt.data import texts
+        from expt.data.tokenizer import Tokenizer
+
+        one, is_causal = self.feature, isinstance(self.targets, Tokens)
+        tokenizer = Tokenizer(one.tokenizer, one.role, one.max_tokens, is_causal=is_causal)
+        found = tokenizer.encode(columns)
+        inputs, following = texts.padded(one, found.ids, found.counted, found.types)
+        return inputs, following if is_causal else None
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
+        """Return the batch of texts; one that is a batch already is only moved."""
+        if isinstance(samples, Mapping):
+            return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
+        asks = self.feature.role == "prompt"
+        is_pair = asks and isinstance(samples, tuple) and len(samples) == 2
+        is_pair = is_pair and all(isinstance(text, str) for text in samples)
+        several = [samples] if is_pair or isinstance(samples, str) else [*samples]
+        first = several[0] if several else None
+        columns: Sequence[Any] = [several]
+        if isinstance(first, Mapping):  # a message: all are one conversation
+            columns = [[several]]
+        if asks and not isinstance(first, str):  # with its response
+            columns = [*zip(*several, strict=True)]
+        return self(self._encode(columns)[0])
+
+    def take(self, texts: Sequence[str]) -> None:
+        """See Inputs."""
+        if self.feature.role != "text":
+            names = ", ".join(self.feature.names)
+            raise ConfigError(f"--text: give a table with {names}, which the model takes")
+        self._taken = texts
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield texts with the other columns of their table, such as an ID."""
+        for start in range(0, len(self._taken), size):
+            some = self._taken[start : start + size]
+            yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
+        yield from super().pieces(size)
+
+    def _open(self, path: str) -> Any:
+        opened = super()._open(path)
+        opened.table.free = opened.taken
+        return opened
+
+    def _parts(self, name: str, cells: Any) -> Sequence[str]:
+        return [name]
+
+    def _read(self, columns: Mapping[str, Any]) -> Any:
+        from expt.data.texts import cells_of
+
+        cells = [cells_of(each, name) for name, each in columns.items()]
+        rows = np.empty((len(cells[0]), len(cells)), object)
+        for place, each in np.ndindex(rows.shape):
+            rows[place, each] = cells[each][place]
+        return rows, dict[int, str](), dict[str, Counter[str]]()
+
+    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str] = ()) -> Piece:
+        if not len(rows):
+            return Piece(about, (), skipped)
+        inputs, following = self._encode(rows.T.tolist())
+        return Piece(about, inputs, skipped, following)
+
+
+_BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {
+    Image: Pictures,
+    Columns: Rows,
+    Tokens: Texts,
+    Text: TextRows,
+}
+
+
+def inputs_of(dataset: DatasetConfig, features: Features, device: Any = "cpu") -> Inputs:
+    """Return the inputs of a run's model, by its dataset and the features in its record."""
+    return _BY_FEATURE.get(type(features.inputs), Inputs)(dataset, features, device)
