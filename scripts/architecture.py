@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 52_200, 267, 51_550
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_750, 244, 51_250
 MAX_LINES = {
-    "command": 6_715, "config": 3_865, "dashboards": 1_894, "data": 10_695, "features": 1_132,
-    "inference": 2_299, "launch": 3_132, "models": 1_476, "planning": 275, "python": 716,
-    "runs": 6_374, "search": 1_650, "tasks": 1_782, "training": 3_772, "worker": 4_989,
+    "command": 6_694, "config": 3_836, "dashboards": 1_866, "data": 10_571, "features": 1_135,
+    "inference": 2_267, "launch": 3_094, "models": 1_473, "planning": 275, "python": 716,
+    "runs": 6_374, "search": 1_627, "tasks": 1_725, "training": 3_769, "worker": 4_881,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

@@ -25,7 +25,7 @@ def worker_of(
     rank: int = 0, size: int = 1, device: torch.device = CPU, gpus: tuple[int, ...] = ()
 ) -> Worker:
     """Return the worker of this rank, of all on one machine."""
-    sizes = {"world_size": size, "local_world_size": size}
+    sizes: Any = {"world_size": size, "local_world_size": size}
     return Worker(rank=rank, local_rank=rank, device=device, gpus=gpus, **sizes)
 
 

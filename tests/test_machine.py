@@ -14,14 +14,13 @@ from typing import Any
 
 import pynvml
 import pytest
-import torch
 
 from expt import gpus, machine
 from expt.command import doctor
 from expt.config.auto import fill_auto
-from expt.training.collectives import Worker
 from expt.worker import build
 from tests.facade import Capture, Patch
+from tests.ranks import worker_of
 
 ALL = ("0", "1", "2", "3")
 
@@ -362,7 +361,6 @@ def test_slow_bfloat16_is_reported_once(amp: Any, monkeypatch: Patch, capsys: Ca
         patches=SimpleNamespace(backward=False),
     )  # fmt: skip
     for rank in range(2):
-        each = {"rank": rank, "world_size": 2, "local_rank": rank, "local_world_size": 2}
-        build._precision(config, Worker(**each, device=torch.device("cpu")))
+        build._precision(config, worker_of(rank, 2))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[2].partition("=")[0] for line in said] == [" amp"] * bool(amp)

@@ -484,14 +484,13 @@ def test_record_of_a_run_whose_workers_do_not_start_is_at_its_end(
     assert read_result(job.paths)["error"] == str(job.error)
 
 
-def test_a_folder_that_is_renamed_before_its_workers_start_is_named(world: World) -> None:
+def test_a_folder_that_is_renamed_before_its_workers_start_is_named(
+    world: World, monkeypatch: Patch
+) -> None:
     job = world.job("a")
-
-    def rename(_: Job) -> None:
-        job.paths.folder.rename(world.folder / "renamed")
-
-    world.told.job_starting = rename  # type: ignore[method-assign]
-    world.start = lambda attempt: attempt.paths.stdout(0, 0).parent.mkdir()  # type: ignore
+    rename = job.paths.folder.rename
+    monkeypatch.setattr(world.told, "job_starting", lambda _: rename(world.folder / "renamed"))
+    monkeypatch.setattr(world, "start", lambda attempt: attempt.paths.stdout(0, 0).parent.mkdir())
     world.run(job)
     assert isinstance(job.error, RunFailed)
     assert "a was renamed or removed" in str(job.error)
