@@ -156,6 +156,10 @@ def _predict(
         if len(chosen.runs) > 1:
             names = listed(Path(run.label).name for run in chosen.runs)
             say(console, f"mean of      {len(chosen.runs)} runs: {names}")
+        if filled:
+            others = (each for each in filled.filled.items() if each[0] != filled.id)
+            by = listed(f"{name} by {fill.words}" for name, fill in others)
+            say(console, f"filled       {by}")
         say(console, f"written      {output}")
     if skipped:
         count = f"{len(skipped)} of {predictor.seen} {noun}s"

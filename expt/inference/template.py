@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from expt.data.columns import are_numbers, texts_of
 from expt.data.picture_tables import NamedPictures, separator_of
@@ -22,8 +22,14 @@ from expt.inference.writing import Write, csv_cells, new_file
 
 _COMMA = re.compile(r"-?(0,\d+|[\d.]+,(\d\d?|\d{4,}))")
 """A number with a decimal comma; that of 1,234 may be between thousands."""
-Fill: TypeAlias = "Callable[[Any, Mapping[str, Any]], Any]"
-"""Returns a cell, by an answer and its cells."""
+
+
+class Fill(NamedTuple):
+    """The part of a prediction that fills a column."""
+
+    words: str
+    cell: Callable[[Any, Mapping[str, Any]], Any]
+    """Returns a cell, by an answer and its cells."""
 
 
 class Template:
@@ -46,6 +52,8 @@ class Template:
             for name in self.table.names
         }
         self.id, self.keys, self._own = "", list[str](), plan.inputs.columns
+        self.filled: dict[str, Fill] = {}
+        """By columns, once there are predictions."""
         self.by_pictures = bool(plan.inputs.pictures)
         if self.by_pictures:
             known = NamedPictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
@@ -118,18 +126,18 @@ class Template:
         if is_number:
             return _cell(name)
         if of_numbers and not are_numbers(names) and not examples <= {*names}:
-            return lambda answer, cells: names.index(answer["class"])
+            return Fill("the class's number", lambda answer, _: names.index(answer["class"]))
         return _cell("class")
 
     def _labels(self, name: str) -> Fill:
         """Return the function of a column of labels, with the sign that is between its examples."""
         examples = self.columns[name]
         sign = separator_of(examples) or (" " if any(" " in x for x in examples) else ";")
-        return lambda answer, cells: sign.join(answer["labels"])
+        return Fill(f"labels, {sign!r} between", lambda answer, _: sign.join(answer["labels"]))
 
 
 def _cell(name: str) -> Fill:
-    return lambda answer, cells: cells.get(name, "")
+    return Fill(name, lambda _, cells: cells.get(name, ""))
 
 
 @contextlib.contextmanager
@@ -139,7 +147,7 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
     Warn of ids without a prediction, whose cells are empty, and of predictions that it has no row
     for. Raise ConfigError where it has other columns.
     """
-    rows, fills, columns = dict[str, dict[str, Any]](), dict[str, Fill](), template.columns
+    rows, fills, columns = dict[str, dict[str, Any]](), template.filled, template.columns
     commas = {name for name, texts in columns.items() if any(map(_COMMA.fullmatch, texts))}
 
     def written(name: str, cell: Any) -> Any:
@@ -152,7 +160,7 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
             cells[template.id] = ""  # it stays as it is
             if not fills:
                 fills.update(template.fills(form, cells, {*about, template.id}))
-            found = {name: fill(answer, cells) for name, fill in fills.items()}
+            found = {name: fill.cell(answer, cells) for name, fill in fills.items()}
             if rows.setdefault(key, found) != found:
                 fault = f"several rows have the {template.id} {key}"
                 raise ConfigError(f"--template {template.path}: {fault}, and other predictions")

@@ -43,14 +43,16 @@ def test_pictures_fill_a_template_by_their_names(photos: Made, new: Path, capsys
     rows = filled(photos, new, "id,label\n" + "".join(f"{x},{names[0]}\n" for x in ids))
     assert rows[0] == ["id", "label"]
     assert rows[1:] == [[x, found[x]["class"] if x in found else ""] for x in ids]
-    warned = capsys.readouterr().err
-    assert "gone" in warned
-    assert "p2.png" in warned
+    shown = capsys.readouterr()
+    assert "gone" in shown.err
+    assert "p2.png" in shown.err
+    assert "filled       label by class\n" in shown.out
     rows = filled(photos, new, "label;x/id\n" + "".join(f"1;a/{x}.png\n" for x in ids[:2]))
     assert rows[0] == ["label;x/id"]
     assert [row[0].split(";")[0] for row in rows[1:]] == [
         str(names.index(found[x]["class"])) for x in ids[:2]
     ]
+    assert "filled       label by the class's number\n" in capsys.readouterr().out
     _, *rows = filled(photos, new, "id,target\np0,0.5\np2.png,0.5\n")
     assert [float(row[1]) for row in rows] == [
         found[x]["probabilities"][names[1]] for x in ("p0", "p2")
