@@ -13,7 +13,8 @@ TYPED_AT = time.monotonic()
 
 def main() -> None:
     """Run the command in sys.argv, and exit; see expt.command.main."""
-    if sys.getfilesystemencoding() == "ascii":  # LC_ALL=C without the mode that is for it
+    # LC_ALL=C without the mode that is for it; -X utf8=0 forbids that.
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -78,8 +78,10 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     for word in words:
         _refuse_unknown(word, choices)
     settings = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
+    shown: Iterable[Section]
     if words:
-        shown = _named(words, settings)
+        rows = [(each, ", ".join(sorted(choices[each]))) for each in words if each in choices]
+        shown = [*([Section("Choices", "", rows)] if rows else []), *_named(words, settings)]
     else:
         shown = (_all if "all" in typed.settings else _common)(settings, choices)
         console.print("expt trains PyTorch models.\n")
@@ -142,7 +144,8 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
     defaults = read_yaml(conf_dir() / "config.yaml")["defaults"]
     chosen = dict(pair for each in defaults if isinstance(each, dict) for pair in each.items())
     typed = (word.partition("=") for word in words)
-    chosen |= {group: name for group, _, name in typed if name and group in chosen}
+    every = {*chosen, *(each.parent.name for folder in folders for each in folder.glob("*/*.yaml"))}
+    chosen |= {group: name for group, _, name in typed if name and group in every}
     for group, names in chosen.items():
         if not names or group.startswith("override "):
             continue
@@ -167,7 +170,8 @@ def _refuse_unknown(word: str, choices: Mapping[str, Sequence[str]]) -> None:
         for name in value.split(","):
             if name not in choices[group]:
                 raise ConfigError(unknown_option(group, name, choices[group]))
-    if not equals and not any(f"{key}.".startswith(f"{word}.") for key in keys_in_yaml()):
+    known = [*keys_in_yaml(), *choices]
+    if group not in choices and not any(f"{key}.".startswith(f"{group}.") for key in known):
         every = [f"{group}={name}" for group, several in choices.items() for name in several]
         chosen = next((each for each in every if each.endswith(f"={word}")), word)
         hint = did_you_mean(chosen, [*WORDS, *choices, *keys_in_yaml(), *every])

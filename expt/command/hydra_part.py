@@ -180,9 +180,11 @@ def launcher_options(composed: DictConfig) -> dict[str, Any]:
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
     for key, least in LEAST.items():
         value = found.get(key)
-        if value is not None and not (isinstance(value, int | float) and value >= least):
+        numbers = (int, float) if key == "stagger_s" else int
+        if value is not None and not (isinstance(value, numbers) and value >= least):
+            kind = "number" if key == "stagger_s" else "whole number"
             raise ConfigError(
-                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
+                f"hydra.launcher.{key}={value}: is not possible; give a {kind} of at least {least}"
             )
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")

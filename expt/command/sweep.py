@@ -201,9 +201,8 @@ class Sweep:
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""
         refused = [job for job in jobs if job.refused and job.paths.holds_only_refusal()]
-        if len(refused) < len(jobs) or {run.folder for run in results(self.folder)} != {
-            job.paths.folder for job in refused
-        }:
+        there = {run.folder for run in results(self.folder)}
+        if not jobs or len(refused) < len(jobs) or there != {job.paths.folder for job in refused}:
             return
         self.outcome.sweep_folder = None
         for job in refused:
@@ -272,7 +271,8 @@ def _record_end(job: Job, about: Record) -> None:
 
 def _tasks_per_node(options: Mapping[str, Any]) -> int:
     """Return how many tasks Slurm starts on a node: one, or on several nodes one per worker."""
-    given, gpus, nodes = options["tasks_per_node"], options["gpus_per_node"], options["nodes"]
+    given, gpus = options["tasks_per_node"], options["gpus_per_node"]
+    nodes = options["nodes"] or 1
     if nodes > 1 and not given and not gpus:
         raise ConfigError(
             f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
@@ -283,7 +283,7 @@ def _tasks_per_node(options: Mapping[str, Any]) -> int:
 def _node(options: Mapping[str, Any]) -> Machine:
     """Return the machine of a job of the cluster, to check settings before it is queued."""
     here, tasks = machine.detect(), _tasks_per_node(options)
-    workers = tasks * options["nodes"]
+    workers = tasks * (options["nodes"] or 1)
     return dataclasses.replace(
         here,
         gpus=tuple(map(str, range(options["gpus_per_node"] or 0))),

@@ -230,8 +230,9 @@ class SweepDisplay(Observer):
         pruned = f"{len(self._pruned)} pruned, " if self._pruned else ""
         text = f"{done + self._skipped} done, {pruned}{failed} failed, {running} running"
         text += f", {queued} queued"
-        if done and running:  # each that is left takes as long as those before
-            left_s = self._busy_s / done * (queued + running / 2) / running
+        ended = self._num_ended - self._skipped
+        if ended and running:  # each that is left takes as long as those before
+            left_s = self._busy_s / ended * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
         return text + self._best
 

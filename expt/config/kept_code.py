@@ -48,7 +48,8 @@ def _written() -> Path:
 def keep(config: RunConfig, folder: Path) -> None:
     """Copy the modules of this kind that a run's classes need into `folder`, for later commands."""
     modules = own_modules([*filter(is_of_main, targets(config))])
-    new = [x for name, x in modules.items() if is_of_main(name) and x.parent != folder]
+    files = [file for name, file in modules.items() if is_of_main(name)]
+    new = [file for file in files if file.parent.resolve() != folder.resolve()]
     for file in new:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / file.name)

@@ -18,7 +18,7 @@ MIN_LENGTH, MIN_DIGITS = 4, 8
 """Shorter texts, and shorter numbers, are in too many others to be hidden."""
 _texts: dict[str, str] = {}
 """From hidden texts to written ones. One for the process, since excepthooks write too."""
-_VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*(\w+)[^{}]*\}")
+_VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*['\"]?(\w+)")
 _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 

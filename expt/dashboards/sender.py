@@ -221,7 +221,7 @@ def main(name: str, folder: Path) -> None:
     if package := registry.trackers()[name].PACKAGE:
         with contextlib.suppress(ImportError):  # it takes seconds, before any run has a number
             importlib.import_module(package)
-    while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
+    while not has_ended.wait(min(POLL_S * 2.0 ** min(failures, 20), MAX_WAIT_S)):
         try:
             sender.send(runs_in(folder))
             failures = 0

@@ -344,8 +344,10 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
 def check_groups(dataset: DatasetConfig, groups: Tensor, parts: int) -> None:
     """Raise ConfigError where the training samples are of fewer groups than `parts`."""
     if (number := len(groups.unique())) < parts:
-        key = f"dataset.folds={dataset.folds}" if parts > 2 else "dataset.val_fraction"
-        fix = f"use {number} or fewer" if number > 1 else "use another group, or 0"
+        key, none = f"dataset.folds={dataset.folds}", "null"
+        if not dataset.folds:
+            key, none = "dataset.val_fraction", "0"
+        fix = f"use {number} or fewer" if number > 1 else f"use another group, or {none}"
         raise ConfigError(
             f"{key}: the training samples are of {counted(number, 'group')} by"
             f" dataset.group={getattr(dataset, 'group', '')}; {fix}"

@@ -147,6 +147,8 @@ def _trace(value: Any, seen: dict[int, object], most: int) -> Trace:
     if value is None or isinstance(value, _CODE) or id(value) in seen or len(seen) > most:
         return None
     seen[id(value)] = value  # kept, so that nothing else gets its id
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.tolist()  # its bytes are addresses
     if isinstance(value, Tensor | np.ndarray):
         return digest(value)
     if isinstance(value, nn.Module):  # its parts don't count: a large one is no end

@@ -275,7 +275,8 @@ def _as_labels(path: Path, column: Any, known: Sequence[str]) -> Any:
         fix = "write its labels as a text with | between them, such as by pandas' .str.join('|')"
         raise DataError(f"{path}: column {column.column_names[0]}: {found} is a list; {fix}")
     sign = separator_of(cells)
-    several = [{x.strip() for x in cell.split(sign)} - {""} for cell in cells]
+    parts = (cell.split(sign) if cell.strip() not in known else [cell] for cell in cells)
+    several = [{x.strip() for x in each} - {""} for each in parts]
     every = set[str]().union(*several)
     names = [*known] or sorted(every, key=lambda x: (x.isdecimal() and int(x), x))
     if unknown := sorted(every.difference(names)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv as python_csv
 import itertools
 import json
 import re
@@ -346,6 +347,16 @@ class _Csv(Table):
         for batch in rest.combine_chunks().to_batches():
             yield looked_at(batch, is_last=True)
 
+    def _ends_in_quotes(self) -> bool:
+        """Return whether a quote at the beginning of a cell is not closed; others are signs."""
+        with self.path.open(encoding="utf-8", newline="") as file:
+            try:
+                for _ in python_csv.reader(file, delimiter=self.separator, strict=True):
+                    pass
+            except python_csv.Error:
+                return True
+        return False
+
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
         there, odd = [self._there[name] for name in names], list[Any]()
@@ -379,7 +390,7 @@ class _Csv(Table):
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
             done += found.num_rows
             yield found.rename_columns([*names])
-        if quotes % 2:
+        if quotes % 2 and self._ends_in_quotes():
             where = f"{self.path}: {self.row(done - 1)}"
             raise DataError(f"{where}: a quote is not closed up to the end of the file")
 

@@ -61,6 +61,8 @@ class DataCheck:
                 self._check(1)
         except DataError as error:
             self.error = error
+        except OSError as error:  # a file was removed meanwhile, say
+            self.error = DataError(f"{error.filename or 'dataset'}: {error.strerror or error}")
 
     def wait(self) -> None:
         """Wait until the check has ended."""

@@ -133,6 +133,7 @@ class Packing:
             self._failed.setdefault(device, set()).add(run)
             if len(self._failed[device]) > 1 and device in self.devices:
                 self.devices.remove(device)
+                self._claim = None  # it may be of this one
 
     def close(self, devices: Iterable[str], *, until: float, while_busy: bool = False) -> None:
         """Start no runs on these until then; `while_busy`, only while others are in use."""

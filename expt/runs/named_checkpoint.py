@@ -216,7 +216,7 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     if "data" not in record:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
-        raise ConfigError(f"which={which}: use best or last")
+        raise ConfigError(f"which={which}: use best, last, a step or epoch:N")
     if paths.tokenizer.is_dir():  # its own place may be gone
         for holder in (record["config"]["dataset"], record["data"].get("inputs", {})):
             if "tokenizer" in holder:

@@ -72,7 +72,9 @@ def wait_for_dump(log: Path, size_before: int) -> str:
     written = ""
     while time.monotonic() < end:
         time.sleep(0.02)
-        before, written = written, log.read_bytes()[size_before:].decode(errors="replace")
+        with log.open("rb") as file:
+            file.seek(size_before)
+            before, written = written, file.read().decode(errors="replace")
         if written and written == before:
             break
     calls = written.partition(_THIS_THREAD)[2].partition("\n\n")[0].splitlines()[1:]

@@ -149,12 +149,27 @@ def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("seeed", "'seed'"), ("mlp", "'model=mlp'"), ("model=convnt", "'convnet'")]
+    ("word", "hint"),
+    [
+        ("seeed", "'seed'"),
+        ("mlp", "'model=mlp'"),
+        ("model=convnt", "'convnet'"),
+        ("seeed=5", "'seed'"),
+        ("modle=mlp", "'model=mlp'"),
+    ],
 )
 def test_a_word_that_help_knows_nothing_of_is_told(word: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"^{word}: ") as refused:
         help_text("--help", word)
     assert str(refused.value).endswith(f"Did you mean {hint}?")
+
+
+def test_groups_of_ones_own_are_shown_too(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "long.yaml").write_text("# Trains longer.\nepochs: 30  # more of them\n")
+    own = ("--config-dir", str(tmp_path), "--help")
+    assert "long" in help_text(*own, "recipe")
+    assert "epochs=30" in help_text(*own, "recipe=long")
 
 
 def test_help_takes_the_options_of_a_command() -> None:

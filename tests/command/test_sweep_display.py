@@ -43,10 +43,10 @@ class Screen:
         writer.write(step, epoch, {name.replace("_", "/"): value for name, value in values.items()})
         writer.close()
 
-    def complete(self, job: Job, value: float | None, seconds: float) -> None:
-        update_result(
-            job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}
-        )
+    def complete(
+        self, job: Job, value: float | None, seconds: float, status: str = COMPLETED
+    ) -> None:
+        update_result(job.paths, status=status, objective={"name": "accuracy/val", "value": value})
         job.end(None, job.started_at + seconds)
         self.display.job_ended(job)
 
@@ -100,6 +100,17 @@ def test_the_table_shows_how_far_the_running_ones_are(tmp_path: Path) -> None:
     assert row[1:5] == ["1", "cpu", "1/3", "0.6250"]
     # 60 s a run, two at a time: five that wait, and half of each of the two.
     assert "2 done, 0 failed, 2 running, 5 queued; about 03:00 left" in screen.text
+
+
+def test_what_is_left_counts_pruned_runs_too(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=7, terminal=True)
+    done, pruned, running = map(screen.job, ("done", "pruned", "running"))
+    with screen.display as display:
+        screen.complete(done, 0.5, 60.0)
+        screen.complete(pruned, 0.5, 20.0, status=PRUNED)
+        display.tick([running])
+    # 40 s a run: four that wait, and half of the one
+    assert "1 done, 1 pruned, 0 failed, 1 running, 4 queued; about 03:00 left" in screen.text
 
 
 @pytest.mark.parametrize("terminal", [False, True])

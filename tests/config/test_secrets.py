@@ -60,6 +60,16 @@ def test_texts_are_hidden_wherever_they_are_written() -> None:
     assert secrets.said(ValueError("secret-4711\nmore")) == "ValueError: ${oc.env:EXPT_A}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["${oc.env:EXPT_A,${oc.env:EXPT_HOME,x}}", "${oc.env:EXPT_A,${b}}", "${oc.env:'EXPT_A'}"],
+)
+def test_a_variable_is_found_however_it_is_written(text: str) -> None:
+    settings, found = composed(a=text, b="digits")
+    assert "secret-4711" not in str(secrets.hidden(settings, found))
+    assert "secret-4711" not in secrets.hidden("it is secret-4711")
+
+
 def test_what_depends_on_other_keys_keeps_them() -> None:
     settings, found = composed(a="${oc.env:EXPT_A}/${b}", b="digits")
     assert secrets.hidden(settings, found) == {"a": "${oc.env:EXPT_A}/digits", "b": "digits"}

@@ -11,8 +11,10 @@ from PIL import Image
 
 from expt.data.build import Data, load
 from expt.data.loading import LoaderOptions
+from expt.data.picture_tables import _as_labels
 from expt.errors import ConfigError, DataError
 from expt.features import Labels
+from expt.late import pa
 from tests import facade
 from tests.facade import Capture, Patch, dataset, part
 
@@ -285,3 +287,11 @@ def test_folders_alone_give_classes_only(root: Path, words: str) -> None:
     task = part("task", f"dataset=image_folder dataset.root={root} {LIST} {words}")
     (problem,) = of(root, f"{LIST} {words}", labels=None).problems(task)
     assert "dataset.labels" in problem
+
+
+def test_a_known_label_may_have_blanks() -> None:
+    cells = pa.table({"tags": ["traffic light", "car", "car  bus", ""]})
+    table = _as_labels(Path("list.csv"), cells, ["traffic light", "car", "bus"])
+    assert table.column("traffic light").to_pylist() == [1.0, 0.0, 0.0, 0.0]
+    assert table.column("car").to_pylist() == [0.0, 1.0, 1.0, 0.0]
+    assert table.column("bus").to_pylist() == [0.0, 0.0, 1.0, 0.0]

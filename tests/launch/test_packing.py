@@ -179,6 +179,18 @@ def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
     assert packing.start_next() == (0, ("b", "c"))
 
 
+def test_a_claim_on_a_gpu_that_is_taken_out_is_given_up() -> None:
+    packing = Packing(["a", "b", "c"])
+    packing.add([Demand(0, 2), Demand(1, 2)])
+    assert packing.start_next() == (0, ("a", "b"))
+    assert packing.start_next() is None  # run 1 claims two, a among them
+    for run in (5, 6):
+        packing.blame(run, "a")
+    packing.end(0)
+    packing.add([Demand(0, 1)])
+    assert packing.start_next() == (1, ("b", "c"))
+
+
 def test_runs_elsewhere_count_towards_the_limit() -> None:
     packing = Packing(["a", "b"], max_concurrent=2)
     packing.add([Demand(0, 1), Demand(1, 1)])

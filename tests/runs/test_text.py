@@ -22,6 +22,7 @@ from expt.runs.view import progress, text
         (6.697, "6.7 s", "6.7 s", "7 s", "00:07"),
         (75.0, "01:15", "01:15", "01:15", "01:15"),
         (4000.0, "1:06:40", "1:06:40", "1:06:40", "1:06:40"),
+        (90000.0, "25:00:00", "25:00:00", "25:00:00", "25:00:00"),
     ],
 )
 def test_seconds(seconds: float, brief: str, elapsed: str, about: str, duration: str) -> None:

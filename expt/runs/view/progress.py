@@ -360,7 +360,8 @@ class Printed:
                     text = file.read(MAX_LAST_BYTES if last else MAX_BYTES)
             except OSError:  # removed meanwhile
                 continue
-            whole = text if last or len(text) == MAX_BYTES else text[: text.rfind(b"\n") + 1]
+            end = text.rfind(b"\n") + 1
+            whole = text if last or (not end and len(text) == MAX_BYTES) else text[:end]
             self._read[log] = read + len(whole)
             rank, printed = int(log.parent.name), log.stem == "stdout"
             for line in whole.decode(errors="replace").splitlines():

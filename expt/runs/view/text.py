@@ -10,7 +10,6 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +203,9 @@ def sweep_command(folder: Path, command: str) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as `[hours:]minutes:seconds`."""
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:")
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}".removeprefix("0:")
 
 
 def elapsed(seconds: float) -> str:
