@@ -86,5 +86,7 @@ def _rank(
     worker = worker_of(rank, size, on_cards.device_of(rank), gpus)
     meeting = dist.FileStore(str(store), size)
     with process_group(worker, backend=on_cards.BACKEND, timeout_s=TIMEOUT_S, store=meeting):
+        meeting.set(f"there/{rank}", "")  # one that ends sooner would break off another's start
+        meeting.wait([f"there/{one}" for one in range(size)])
         answer.send(each(worker))
     assert not dist.is_initialized(), "the group is left"
