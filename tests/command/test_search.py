@@ -307,6 +307,7 @@ def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture
     assert said("epochs=2") == "its dataset's files changed since"
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_the_other_direction_says_so(
     tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:

@@ -124,6 +124,7 @@ def test_rows_that_are_held_out_tell_nothing(tmp_path: Path) -> None:
     assert torch.equal(samples(after.train)[0], samples(before.train)[0])
 
 
+@pytest.mark.slow
 def test_what_a_run_does_with_other_rows(trained: Trained, tmp_path: Path) -> None:
     """Two workers train; then its test, new rows in another order, an evaluation, Python."""
     frame, path = people(), tmp_path / "people.csv"

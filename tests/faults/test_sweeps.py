@@ -249,6 +249,7 @@ def test_fail_fast_starts_no_more(tmp_path: Path, sweep: Callable[..., expt.Swee
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
+@pytest.mark.slow
 def test_fail_fast_counts_complete(sweep: Callable[..., expt.SweepResult], capsys: Capture) -> None:
     sweep("batch_size=64", "seed=0,1")
     found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
@@ -257,6 +258,7 @@ def test_fail_fast_counts_complete(sweep: Callable[..., expt.SweepResult], capsy
 
 
 @pytest.mark.cpu("the GPUs are simulated")
+@pytest.mark.slow
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: Patch
 ) -> None:

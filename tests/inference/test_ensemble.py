@@ -184,6 +184,7 @@ def test_numbers_are_averaged_and_not_their_logarithms(make: Make, patients: Mad
         expt.predict(made[2:], patients.data)
 
 
+@pytest.mark.slow
 def test_logarithms_are_averaged_in_the_units_of_the_targets(
     log_folds: list[Path], patients: Made
 ) -> None:

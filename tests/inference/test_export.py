@@ -111,6 +111,7 @@ def test_torch_export_of_a_table_with_its_scales(
     )
 
 
+@pytest.mark.slow
 def test_random_samples_where_the_data_is_gone(
     train: TrainAlone, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_tables_values_are_in_the_targets_own_units(patients: Made, tmp_path: 
     assert {record["target"]["progression"] for record in tested} <= set(range(25, 347))
 
 
+@pytest.mark.slow
 def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     make: Make, configured: Configured, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     assert expt.predict(made.folder, split="test") == before
 
 
+@pytest.mark.slow
 def test_rows_of_a_hugging_face_dataset_are_rows(
     make: Make, configured: Configured, tmp_path: Path
 ) -> None:

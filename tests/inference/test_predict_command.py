@@ -181,6 +181,7 @@ def test_lines_arrays_and_the_terminal_say_the_same(
     assert [row["path"] for row in printed] == [record["path"] for record in expected]
 
 
+@pytest.mark.slow
 def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) -> None:
     shutil.copytree(segmented.data / "train" / "images", tmp_path / "in" / "deep")
     shutil.copy(segmented.data / "val" / "images" / "a.png", tmp_path / "in" / "c.png")

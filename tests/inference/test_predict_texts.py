@@ -57,6 +57,7 @@ def words(place: Path, monkeypatch: Patch) -> str:
     return f"{given} dataset.tokenizer={place / 'bert'} +model._target_=bags.Bag {MODEL}"
 
 
+@pytest.mark.slow
 def test_workers_train_on_the_same_batches_of_similar_texts(words: str, trained: Trained) -> None:
     words = f"{words} dataset.group_by_length=true dataset.max_tokens=40"
     two = trained(*as_typed(f"{words} world_size=2"), name="two")
@@ -83,6 +84,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert same(killed.state()["optimizer"], whole.state()["optimizer"])
 
 
+@pytest.mark.slow
 def test_a_run_is_used_without_its_tokenizers_folder(
     place: Path, words: str, trained: Trained, typed: Typed, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def exported(run: RunFolder, *more: str) -> Path:
     return run.folder / "huggingface"
 
 
+@pytest.mark.slow
 def test_a_run_that_has_all_weights_needs_no_published_ones(
     trained: Trained, words: Sequence[str], tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_run_that_has_all_weights_needs_no_published_ones(
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # of peft's own
+@pytest.mark.slow
 def test_adapters_need_the_published_weights_they_were_trained_with(
     trained: Trained, words: Sequence[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -110,6 +112,7 @@ def test_adapters_need_the_published_weights_they_were_trained_with(
         expt.load(run.folder)
 
 
+@pytest.mark.slow
 def test_a_causal_model_is_exported_with_its_tied_weights_once(
     trained: Trained, table: Path, bases: Path
 ) -> None:
@@ -141,6 +144,7 @@ def test_adapters_of_tied_embeddings_are_exported_alone(
     exported(run, "--adapters", "--output", str(tmp_path / "adapters"))
 
 
+@pytest.mark.slow
 def test_a_model_that_looks_for_the_end_of_each_text_is_exported(
     trained: Trained, table: Path, tmp_path: Path
 ) -> None:

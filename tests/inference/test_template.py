@@ -121,6 +121,7 @@ def grades(make: Make, configured: Configured, tmp_path_factory: pytest.TempPath
     return make("grades", configured(*SHORT, *words, "dataset.targets=grade"), path)
 
 
+@pytest.mark.slow
 def test_classes_that_are_numbers_are_written_as_they_are(grades: Made, tmp_path: Path) -> None:
     given = tmp_path / "new.csv"
     shutil.copy(grades.data, given)

@@ -30,6 +30,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_with_edited_source_is_resumed_itself(project: Path) -> None:
     (project / "mine_here.py").write_text(f"{SOURCE}\nEDITED = 1\n")
     code, said = code_of(*OWN, "epochs=2", "resume=r", "hydra.run.dir=new", cwd=project)
@@ -50,6 +51,7 @@ def test_classes_that_are_not_found_from_here_are_not_said_to_have_changed(
     assert (project / "r/result.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_project_that_was_moved_has_its_settings_here(project: Path, tmp_path: Path) -> None:
     moved = project.rename(tmp_path / "moved")
     code, said = code_of("hydra.run.dir=r", "resume=auto", "epochs=2", cwd=moved)
@@ -70,6 +72,7 @@ def test_words_of_a_refused_resume_are_not_kept(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "r").result["config"]["epochs"] == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_have_a_callback_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "seen_here.py").write_text("import expt\nclass Seen(expt.Callback): pass\n")
     assert code_of(*SHORT, "epochs=1", "hydra.run.dir=r", cwd=tmp_path)[0] == 0
@@ -81,6 +84,7 @@ def test_a_resumed_run_may_have_a_callback_of_its_own(tmp_path: Path) -> None:
     assert code_of(*words, "epochs=5", cwd=tmp_path)[0] == 0, "it has none now"
 
 
+@pytest.mark.slow
 def test_a_table_that_is_not_here_is_found_where_the_run_was_started(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()

@@ -55,6 +55,7 @@ def test_pruned_run_resumes(strategy: tuple[str, ...], tmp_path: Path, trained: 
     assert_same(RunFolder(done.folder), trained(*arguments, name="whole"))
 
 
+@pytest.mark.slow
 def test_longer_run_resumes_its_shorter_self_past_a_rung(tmp_path: Path) -> None:
     """Prune it at once, without a step, with the checkpoint of the shorter run."""
     words = ("search=random", "search.runs=1", LR, *SHORT, *ALONE)

@@ -62,6 +62,7 @@ def test_an_mlp_takes_what_its_layers_say() -> None:
     assert inputs + hidden + logits < ddp.activations < 2 * inputs + 4 * hidden + 6 * logits
 
 
+@pytest.mark.slow
 def test_activations_shrink_with_checkpointing_and_micro_batches() -> None:
     words = (*LM, *SMALL, "gpus=1", "dataset.context=64")
     found, parts = plans(*words), plans(*words, "gradient_accumulation=4")
@@ -110,6 +111,7 @@ def test_the_table_names_every_strategy(capsys: Capture) -> None:
     assert f"{PARAMETERS:,} parameters" in shown
 
 
+@pytest.mark.slow
 def test_nothing_is_computed() -> None:
     """A model of 10^9 parameters is planned on this machine, with updates that are fused."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -110,6 +110,7 @@ def stepped(optimizer: Any, parameter: Tensor, scheduler: Any = None) -> None:
             scheduler.step(*of_loss)
 
 
+@pytest.mark.slow
 def test_the_state_of_every_optimizer_of_torch_comes_back() -> None:
     for kind in map(torch.optim.__dict__.get, torch.optim.__all__):
         if isinstance(kind, type) and kind is not torch.optim.Optimizer:

@@ -149,6 +149,7 @@ ON_CPUS = {"aliased": "", "unlike": ""}
 """Those of memory that cards do not share, and of processors."""
 
 
+@pytest.mark.slow
 def test_custom_buffers_sent(configured: Configured, tmp_path: Path) -> None:
     words = ("~task", f"+task._target_={__name__}.Twice", "objective=loss/val", "batch_size=16")
     kinds = KINDS if on_cards.ON else KINDS | ON_CPUS

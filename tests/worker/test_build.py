@@ -158,6 +158,7 @@ TEXT = as_typed(
 )
 
 
+@pytest.mark.slow
 def test_what_saves_memory_changes_no_number(train_together: TrainTogether, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 60)
     words = (*TEXT, f"dataset.root='{tmp_path / 'book.txt'}'")

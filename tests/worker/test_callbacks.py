@@ -27,6 +27,7 @@ def words(*classes: str) -> str:
 NOISY = (*TURNING, "model=convnet", "model.dropout=0.2", "epochs=2", "ema=0.9")
 
 
+@pytest.mark.slow
 def test_called_every_few_steps(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """The same when resumed after a step that it was called at, and on two workers."""
     two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")

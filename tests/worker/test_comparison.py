@@ -162,6 +162,7 @@ def test_what_torch_cannot_shard_is_said_in_its_words(configs: Configs, tmp_path
             assert told in found[name], name
 
 
+@pytest.mark.slow
 def test_samples_come_in_the_models_type(configs: Configs, tmp_path: Path) -> None:
     rows = f"+dataset={{_target_: {MODELS}.Rows, num_classes: 10, num_workers: 0}}"
     words = (*model("Double")[2:], "~dataset", rows, "batch_size=16", "max_steps=1", "epochs=1")

@@ -182,6 +182,7 @@ def test_a_state_that_an_evaluation_begins_ends_with_it(steps: int) -> None:
     assert task.steps == steps
 
 
+@pytest.mark.slow
 def test_numbers_that_are_no_sums(
     train_alone: TrainAlone, train_together: TrainTogether, configured: Configured
 ) -> None:

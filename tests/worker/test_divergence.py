@@ -250,6 +250,7 @@ def numbers(run: RunFolder) -> dict[tuple[str, int], float]:
 NUMBERS = ("loss", "mae", "running", "skipped_steps")
 
 
+@pytest.mark.slow
 def test_it_is_the_same_on_any_number_of_workers_and_parts(train_together: TrainTogether) -> None:
     def found(size: int, parts: int) -> dict[tuple[str, int], float]:
         more = ("epochs=2", "log_every=2", f"gradient_accumulation={parts}")
@@ -273,6 +274,7 @@ def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone)
         train_alone(*words(str([*range(44)]), "epochs=1"), name="none")
 
 
+@pytest.mark.slow
 def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlone) -> None:
     chosen = words("[3,9,17,30]", "epochs=2", "log_every=100")
     whole = numbers(train_alone(*chosen, name="whole"))

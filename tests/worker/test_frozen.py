@@ -104,6 +104,7 @@ def test_it_is_in_no_checkpoint_and_the_student_needs_it_in_training_only(
     assert moved.points == student.points
 
 
+@pytest.mark.slow
 def test_another_teacher_makes_another_run(typed_run: Typed, tmp_path: Path) -> None:
     student = typed_run("student", *words("teacher"))
     shutil.rmtree(tmp_path / "teacher")
@@ -245,6 +246,7 @@ def test_a_callback_s_changes_nothing(typed_run: Typed, tmp_path: Path) -> None:
     assert (done.returncode, "no checkpoint holds it" in done.stderr) == (0, False), done.stderr
 
 
+@pytest.mark.slow
 def test_one_within_a_teacher_counts_too(typed_run: Typed, tmp_path: Path) -> None:
     within = "+model={_target_: own.Both, teacher: {_target_: expt.Frozen, weights: teacher}}"
     typed_run("outer", "~model", within, "max_steps=2", *SMALL)

@@ -49,6 +49,7 @@ def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) 
         assert_same(found, given)
 
 
+@pytest.mark.slow
 def test_inputs_and_buffers_that_a_model_changes_are_as_before(train_alone: TrainAlone) -> None:
     found = train_alone(*SHORT, *of("Spoiling", most=8), AUTO, name="auto")
     number = (*of("Spoiling", most=1000), "gradient_accumulation=8")
@@ -91,6 +92,7 @@ def test_the_curve_of_a_plain_loop(
     assert found == pytest.approx(losses, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_what_was_found(train_alone: TrainAlone) -> None:
     """It has room for all, and would compute other statistics with it."""
     words = (*SHORT, *of("HungrySequence", most=8, begin=5), AUTO)
@@ -103,6 +105,7 @@ def test_a_resumed_run_keeps_what_was_found(train_alone: TrainAlone) -> None:
     assert_same(resumed, train_alone(*words, name="whole"))
 
 
+@pytest.mark.slow
 def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> None:
     words = (*SHORT, *of("Mixture"), "batch_size=4", "optimizer.weight_decay=0.5")
     find = "ddp.find_unused_parameters=true"

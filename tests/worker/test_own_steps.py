@@ -50,6 +50,7 @@ def test_a_task_sees_where_the_run_is(
     assert done.state("best")["position"]["step"] == best
 
 
+@pytest.mark.slow
 def test_it_does_so_right_after_a_resume_and_a_fork(train_alone: TrainAlone) -> None:
     whole = train_alone(*TELLING, name="whole")
     resumed = stopped_and_resumed(train_alone, *TELLING, step=6)

@@ -98,6 +98,7 @@ def test_a_table_that_is_also_used_as_a_whole(train_together: TrainTogether) -> 
 
 
 @pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.slow
 def test_a_fork_has_all_of_a_custom_optimizer_s_state(alone: bool, train_alone: TrainAlone) -> None:
     """So that one without changes ends as its parent."""
     cls = f"{{_target_: {OWN}.Counting, lr: 0.1}}"
@@ -174,6 +175,7 @@ def test_each_phase_may_have_an_optimizer(train_alone: TrainAlone, configured: C
 
 
 @not_soft
+@pytest.mark.slow
 def test_another_optimizer_is_another_run(
     typed: Typed, trained: Trained, tmp_path: Any, monkeypatch: Patch
 ) -> None:
