@@ -53,7 +53,7 @@ class Template:
         }
         self.id, self.keys, self._own = "", list[str](), plan.inputs.columns
         self.filled: dict[str, Fill] = {}
-        """By columns, once there are predictions."""
+        """The fill of each column, once there are predictions."""
         self.by_pictures = bool(plan.inputs.pictures)
         if self.by_pictures:
             known = NamedPictures(os.path.commonpath([*map(os.path.dirname, files)]), files)
