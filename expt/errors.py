@@ -158,6 +158,15 @@ INTERRUPTED_UNWRITTEN = "interrupted; nothing was written: type the command agai
 INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
+def too_long(error: OSError, words: Sequence[str]) -> ConfigError:
+    """Return the error for a path that is too long, with the word that gives it."""
+    where, found = str(error.filename), ""
+    for before, word in itertools.pairwise(["", *words]):
+        if len(value := word.rpartition("=")[2]) > len(found.rpartition("=")[2]) and value in where:
+            found = f"{before} {word}" if before.startswith("--") and value == word else word
+    return ConfigError(f"{found or where}: {error.strerror}; shorten it")
+
+
 def refuse_undecoded(texts: Iterable[str]) -> None:
     """Raise ConfigError for one that is not UTF-8: neither YAML nor a record could hold it."""
     for text in texts:

@@ -17,7 +17,15 @@ from expt.command.words import Options
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed, warn
+from expt.errors import (
+    INTERRUPTED_BEFORE,
+    ConfigError,
+    ExptError,
+    Interrupted,
+    RunFailed,
+    too_long,
+    warn,
+)
 from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, refuse_mixed
@@ -213,7 +221,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
     if error.errno == errno.ENAMETOOLONG:
-        return ConfigError(f"{where}: {why}; shorten it")
+        return too_long(error, options.settings)
     if not this.from_python and (reason := terminal.unwritten()):
         return RunFailed(f"{reason}; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):

@@ -21,6 +21,7 @@ from expt.errors import (
     did_you_mean,
     printable,
     refuse_undecoded,
+    too_long,
 )
 from expt.launch import forkserver
 from expt.launch.launcher import adopt
@@ -66,7 +67,7 @@ def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[s
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # a word, then
-        error = ConfigError(f"{error.filename}: {error.strerror}; shorten it")
+        error = too_long(error, words)
     if isinstance(error, ExptError):
         if isinstance(error, ConfigError):
             error.args = (f"{error}{_place_of(str(error), words)}",)

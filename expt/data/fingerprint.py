@@ -46,9 +46,7 @@ def content_of(config: RunConfig, before: Record | None = None, *, begins: bool 
     """
     own: Content = {}
     if begins:
-        frozen = [*_files_of_frozen(plain(config))]
-        digest = of_content(frozen, "weights") if frozen else None
-        own = {"base": _of_base(config, before or {}), "frozen": digest}
+        own = {"base": _of_base(config, before or {}), "frozen": _of_frozen(plain(config))}
     try:
         data = config.dataset.fingerprint()
     except DataError:
@@ -79,6 +77,25 @@ def _of_base(config: RunConfig, before: Record) -> str | None:
     return published(config.model)
 
 
+def other_frozen(record: Record) -> str:
+    """Return the line for a run whose frozen networks have other weights now, or an empty text."""
+    settings, then = record.get("config", {}), record.get("content", Content()).get("frozen")
+    try:
+        now = _of_frozen(settings) if then else None
+    except ConfigError:  # who needs one that is gone says so
+        return ""
+    if now == then:
+        return ""
+    names = ", ".join(f"{key}={name}" for key, name in own_code.frozen_in(settings))
+    return f"{names}: the run was trained with other frozen networks; the numbers may differ"
+
+
+def _of_frozen(settings: Mapping[str, Any]) -> str | None:
+    """Return the digest of all frozen networks; None where there are none."""
+    files = [*_files_of_frozen(settings)]
+    return of_content(files, "weights") if files else None
+
+
 def _files_of_frozen(settings: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the files of frozen networks, and of those within their runs' models."""
     for key, name in own_code.frozen_in(settings):
@@ -86,7 +103,10 @@ def _files_of_frozen(settings: Mapping[str, Any]) -> Iterator[Path]:
         yield file
         if run is not None:
             record = result_of_any(RunPaths(run))
-            yield from _files_of_frozen({"model": record.get("config", {}).get("model")})
+            try:
+                yield from _files_of_frozen({"model": record.get("config", {}).get("model")})
+            except ConfigError as error:
+                raise ConfigError(f"{key}={name}: the run needs {error}") from error
 
 
 def _of_weights(config: RunConfig) -> str | None:

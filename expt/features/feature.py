@@ -98,7 +98,7 @@ class Feature:
         rows = values.reshape(-1, len(mean)).double()
         found = torch.addcmul(mean, rows, deviation)
         # A zero stays one: nearer to it than float32 rounds are other numbers that it became.
-        found = torch.where(found.abs() > torch.finfo(torch.float32).eps * mean.abs(), found, 0.0)
+        found = torch.where(found.abs() <= torch.finfo(torch.float32).eps * mean.abs(), 0.0, found)
         return found.reshape(values.shape)
 
     def from_units(self, values: Tensor) -> Tensor:

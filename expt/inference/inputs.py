@@ -10,6 +10,7 @@ import collections
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,7 +125,8 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [*map(self._open, folders.of_suffix(self.files, self.suffixes))]
+        tables = (*filter(os.path.isdir, self.files), *folders.of_suffix(self.files, self.suffixes))
+        self._opened = [*map(self._open, tables)]
 
     def take(self, texts: Sequence[str]) -> None:
         """Take texts by themselves. Raise ConfigError where the model does not."""

@@ -19,7 +19,7 @@ from expt.config import groups, kept_code, own_code
 from expt.config.own_code import targets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import published
+from expt.data.fingerprint import other_frozen, published
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.features import Classes, Features
 from expt.inference.inputs import Inputs
@@ -109,6 +109,8 @@ def located(
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
+    if line := other_frozen(record):
+        warn(f"{folder}: {line}")
     if warns:
         _warn_of_other_code(checkpoint_file.read(file)["config"], record)
     return record, file

@@ -104,6 +104,12 @@ class Rows(Inputs):
         several = texts.total()
         return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
 
+    def _files_of(self, path: Path) -> list[str]:
+        """Return the files, or the folder where those in it are a column `key=value`."""
+        found = super()._files_of(path)
+        below = (Path(file).relative_to(path).parts[:-1] for file in found if path.is_dir())
+        return [str(path)] if any("=" in part for parts in below for part in parts) else found
+
     def _open(self, path: str) -> _Opened:
         """Return the table. Raise ConfigError where the model's columns are not there."""
         if path.lower().endswith(".npy"):

@@ -159,7 +159,9 @@ def start(attempt: Attempt) -> Workers:
         try:
             for rank in range(size):
                 meeting = Meeting(port, None if rank else listener) if size > 1 else None
-                paths.stdout(number, rank).parent.mkdir(parents=True)
+                logs = paths.stdout(number, rank).parent
+                for folder in (*reversed(logs.parents[:2]), logs):  # not the run's, if it was moved
+                    folder.mkdir(exist_ok=True)
                 work = Work(
                     "expt.worker.main:main",
                     (sent, source, meeting),
@@ -268,6 +270,8 @@ class Aftermath:
     def _of_exit(self, rank: int) -> ExptError:
         code = self._codes[rank]
         who, log = self._names(rank)
+        if moved := self._paths.moved():  # and the worker's log with it
+            return RunFailed(moved)
         if code is None or code >= 0:
             return RunFailed(
                 f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
@@ -312,7 +316,7 @@ class Aftermath:
         free = shutil.disk_usage(there).free
         if free < NO_SPACE_BYTES:
             return f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
-        return f"; {moved}" if (moved := self._paths.moved()) else ""
+        return ""
 
     def _stderr(self, rank: int) -> Path:
         return self._paths.stderr(self._attempt, rank)

@@ -7,6 +7,7 @@ own description of the parts is a pickle, so it is never read: a file of JSON sa
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -266,6 +267,9 @@ class Writer:
                 about = self._write_parts(parts, copy) if parts else {}
                 step = copy["position"]["step"]
                 if self._is_first:
+                    if self._step is None and self._last.exists():  # a resumed run's
+                        with contextlib.suppress(CheckpointError):
+                            self._step = checkpoint_file.read(self._last)["position"]["step"]
                     keep = 0 if step == self._step else self._keep
                     save(self._last, {**copy, **about}, keep=keep)
                     self._step = step

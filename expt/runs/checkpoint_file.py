@@ -107,7 +107,7 @@ def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None
     `keep` older files stay, as NAME-1 (the newest) and so on. Raises RunFailed, with the old files
     as they were.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # in a run's folder, which may have been renamed meanwhile
     with _replacing(path) as temporary:
         with temporary.open("wb") as file:
             by(file)

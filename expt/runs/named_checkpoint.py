@@ -211,7 +211,7 @@ def trained_run(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     paths = RunPaths(Path(run))
     record = read_result(paths)
     if record.get("status") == DAMAGED:
-        fix = "put back a copy, or let the run write it: hydra.run.dir=FOLDER resume=auto"
+        fix = f"put back a copy, or let the run write it: hydra.run.dir={run} resume=auto"
         raise ConfigError(f"{paths.result}: is damaged; {fix}")
     if "data" not in record:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")

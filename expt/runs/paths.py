@@ -190,8 +190,8 @@ class RunPaths:
         return self.logs(attempt) / str(rank) / "error.json"
 
     def moved(self) -> str:
-        """Return words on a folder that is gone, with its lock, in mid-run; "" if it is not."""
-        if self.lock.exists():
+        """Return words on a folder that is gone while a run is at work there; "" if it is not."""
+        if self.folder.is_dir():
             return ""
         again = "hydra.run.dir=FOLDER resume=auto continues it in another place"
         return f"{self.folder} was renamed or removed meanwhile; {again}"

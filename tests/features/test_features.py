@@ -1,6 +1,7 @@
 """The record of features, and which data fits a model that was trained on others."""
 
 import json
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -105,6 +106,10 @@ def test_a_zero_comes_back_from_standardised_numbers(transform: str) -> None:
     found = feature.in_units(feature.from_units(values).float())
     assert torch.equal(found == 0, values == 0)
     torch.testing.assert_close(found.float(), values, rtol=1e-3, atol=1e-3)
+    for odd in (math.nan, math.inf):
+        values[2, 0] = odd
+        found = feature.in_units(feature.from_units(values).float())
+        assert found[2, 0].tolist() == pytest.approx(odd, nan_ok=True)
 
 
 def test_classes_are_found_by_their_names() -> None:

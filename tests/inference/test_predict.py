@@ -186,6 +186,20 @@ def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
     assert as_they_are["values"].tolist() == [[0.1], [16777216.0]]
 
 
+def test_a_folder_of_folders_is_a_table_as_in_training(patients: Made, tmp_path: Path) -> None:
+    header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
+    place, expected = header.index("sex"), dict[str, float]()
+    for number, line in enumerate(lines):
+        folder = tmp_path / "parts" / f"sex={line.pop(place)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ["id", *header[:place], *header[place + 1 :]]
+        (folder / f"{number}.csv").write_text("\n".join([",".join(names), ",".join(["0", *line])]))
+        expected[str(folder / f"{number}.csv")] = patients_by_hand(patients)[number]
+    found = expt.predict(patients.folder, tmp_path / "parts")
+    in_order = [expected[file] for file in sorted(expected)]
+    assert [record["progression"] for record in found] == pytest.approx(in_order, rel=1e-5)
+
+
 def test_columns_are_found_by_name_in_every_kind_of_table(
     patients: Made, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -110,6 +110,23 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
         checkpoint.save(path, {"step": 2})
 
 
+def test_a_resumed_run_keeps_one_file_of_a_step(tmp_path: Path) -> None:
+    """One that was killed in the evaluation at its end writes its last step once more."""
+    path = tmp_path / "last.safetensors"
+    for step in (1, 2, 3, 3):
+        writer = checkpoint.Writer(path, tmp_path / "best.safetensors", keep=2)
+        writer.save({"position": {"step": step}, "config": {}})
+        writer.wait()
+    files = [path, *(checkpoint_file.numbered(path, number) for number in (1, 2))]
+    assert [checkpoint.load(file)["position"]["step"] for file in files] == [3, 2, 1]
+
+
+def test_no_second_folder_is_made_for_a_run_that_was_renamed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        checkpoint.save(tmp_path / "run" / "checkpoints" / "last", {"step": 1})
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
     last, best = tmp_path / "last", tmp_path / "best"
     checkpoint.save(last, {"step": 1})

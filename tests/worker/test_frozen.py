@@ -251,9 +251,15 @@ def test_one_within_a_teacher_counts_too(typed_run: Typed, tmp_path: Path) -> No
     within = "+model={_target_: own.Both, teacher: {_target_: expt.Frozen, weights: teacher}}"
     typed_run("outer", "~model", within, "max_steps=2", *SMALL)
     student = typed_run("student", *words("outer"))
+    assert "warning" not in run("predict", "outer", "--split", "test", cwd=tmp_path).stderr
     shutil.rmtree(tmp_path / "teacher")
+    gone = run(*words("outer"), "hydra.run.dir=gone", cwd=tmp_path)
+    assert gone.returncode == 2
+    assert "task.teacher.weights=outer: the run needs model.teacher.weights=teacher" in gone.stderr
     typed_run("teacher", "model.hidden=[5]", "max_steps=3", *SMALL)
     assert typed_run("other", *words("outer")).result["identity"] != student.result["identity"]
+    warned = run("predict", "outer", "--split", "test", cwd=tmp_path).stderr
+    assert "model.teacher.weights=teacher: the run was trained with other" in warned
 
 
 @pytest.mark.slow
