@@ -270,7 +270,7 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
         expt.load(f"{trained.folder}@first")
     with pytest.raises(ConfigError, match="@last: which=best is another checkpoint"):
         expt.load(f"{trained.folder}@last", "best")
-    with pytest.raises(ConfigError, match="which=first: use best or last"):
+    with pytest.raises(ConfigError, match="which=first: use best, last, a step"):
         expt.load(trained.folder, "first")
     last = trained.paths.last
     last.write_bytes(last.read_bytes()[:-9])
