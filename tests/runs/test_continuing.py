@@ -43,6 +43,7 @@ def config(configured: Configured) -> RunConfig:
 def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
     """A run whose last checkpoint is of step 3, the one before of step 2, the best of step 1."""
     paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
     for step in (1, 2, 3):
         checkpoint.save(paths.last, state(config, step, best=1), keep=1)
         if step == 1:

@@ -40,6 +40,8 @@ from tests.worker.sharded import Configs, Observer
 def test_state_may_change_during_a_save(sharded: str, configs: Configs, tmp_path: Path) -> None:
     config, paths = configs("fsdp", 2, f"checkpoint.sharded={sharded}"), RunPaths(tmp_path / "run")
 
+    paths.folder.mkdir()
+
     def save(worker: Worker) -> None:
         epoch_s, averages = [1.0], {"loss": torch.zeros(1 << 20)}
         learner: Any = SimpleNamespace(strategy=SimpleNamespace(shards=2))
