@@ -190,6 +190,7 @@ def test_a_text_that_must_be_kept_can_be_typed(
 ) -> None:
     config = configured("dataset=table", "dataset.path=a.csv", "dataset.targets=a", "model=mlp")
     paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
     checkpoint.save(paths.last, state(config, 3, best=None))
     other = dataclasses.replace(config.dataset, targets=text)
     with pytest.raises(ConfigError, match=r"dataset\.targets=") as refused:
@@ -287,6 +288,7 @@ PLANS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], str]] = {
 def test_other_end_of_schedule_refused(name: str, configured: Configured, tmp_path: Path) -> None:
     words, plan, more, says = PLANS[name]
     paths, config = RunPaths(tmp_path / "run"), configured(*words, "epochs=4")
+    paths.folder.mkdir()
     checkpoint.save(paths.last, state(config, 20, best=None, plan=plan))
     asked = configured(*words, "epochs=4", *more)
     if not says:
