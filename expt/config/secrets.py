@@ -19,13 +19,17 @@ MIN_LENGTH, MIN_DIGITS = 4, 8
 _texts: dict[str, str] = {}
 """From hidden texts to written ones. One for the process, since excepthooks write too."""
 _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*['\"]?(\w+)")
+_COMPOSED = re.compile(r"oc\.env:[^}]*\$\{")
+"""The beginning of a variable whose name, or default, is another interpolation."""
 _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 
 def interpolations(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield the dotted keys of unresolved settings that name a variable, and their texts."""
     for path, text in leaves(settings):
-        if isinstance(text, str) and any(name in os.environ for name in _VARIABLE.findall(text)):
+        if isinstance(text, str) and (
+            any(name in os.environ for name in _VARIABLE.findall(text)) or _COMPOSED.search(text)
+        ):
             yield path, text
 
 
@@ -37,7 +41,7 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
             _remember(os.environ.get(name, ""), f"${{oc.env:{name}}}")
         below = ((at, leaf) for at, leaf in leaves(settings) if f"{at}.".startswith(f"{path}."))
         for at, leaf in below:
-            if at == path and not _REFERENCE.search(text):
+            if at == path and (_COMPOSED.search(text) or not _REFERENCE.search(text)):
                 _remember(leaf, text)
             elif hidden(leaf) == leaf:
                 _remember(leaf, f"${{oc.env:{names[0]}}}")

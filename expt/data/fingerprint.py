@@ -78,15 +78,19 @@ def _of_base(config: RunConfig, before: Record) -> str | None:
 
 
 def other_frozen(record: Record) -> str:
-    """Return the line for a run whose frozen networks have other weights now, or an empty text."""
+    """Return the line for a run whose model's frozen networks have other weights now, or "".
+
+    Those of a task have a part in its training; with them the digest of all says nothing of these.
+    """
     settings, then = record.get("config", {}), record.get("content", Content()).get("frozen")
     try:
         now = _of_frozen(settings) if then else None
     except ConfigError:  # who needs one that is gone says so
         return ""
-    if now == then:
+    keys = dict(own_code.frozen_in(settings))
+    if now == then or not all(key.startswith("model.") for key in keys):
         return ""
-    names = ", ".join(f"{key}={name}" for key, name in own_code.frozen_in(settings))
+    names = ", ".join(f"{key}={name}" for key, name in keys.items())
     return f"{names}: the run was trained with other frozen networks; the numbers may differ"
 
 

@@ -8,6 +8,7 @@ import csv as python_csv
 import itertools
 import json
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -349,13 +350,13 @@ class _Csv(Table):
 
     def _ends_in_quotes(self) -> bool:
         """Return whether a quote at the beginning of a cell is not closed; others are signs."""
+        limit, last = python_csv.field_size_limit(sys.maxsize), list[str]()
         with self.path.open(encoding="utf-8", newline="") as file:
-            try:
-                for _ in python_csv.reader(file, delimiter=self.separator, strict=True):
-                    pass
-            except python_csv.Error:
-                return True
-        return False
+            end = itertools.chain(file, ["\n", "end\n"])  # part of a cell that is still open
+            for row in python_csv.reader(end, delimiter=self.separator):
+                last = row
+        python_csv.field_size_limit(limit)
+        return last != ["end"]
 
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""

@@ -298,14 +298,12 @@ class Numbers(Feature):
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
     def _in_units(self, values: Tensor) -> np.ndarray:
-        if self.transform:
-            found = self.in_units(values.cpu()).numpy()
-            return np.array([float(f"{x:.6g}") for x in found.flat]).reshape(found.shape)
-        numbers = at_least_single(values).cpu().numpy()
-        if self.scales:
-            columns = zip(numbers.T, self.scales.values(), strict=True)
-            return np.stack([_in_unit(column, *scale) for column, scale in columns], axis=1)
-        shortest: np.ndarray = numbers.astype(str).astype(np.float64)  # 0.1, not 0.100000001
+        single = at_least_single(values).cpu()
+        if self.transform or self.scales:
+            rounding = torch.finfo(torch.float32).eps / 2 * single.double().abs().clamp(min=0.01)
+            exact, beyond = (self.in_units(x).numpy() for x in (single, single + rounding))
+            return _shortest(exact, np.abs(beyond - exact))
+        shortest: np.ndarray = single.numpy().astype(str).astype(np.float64)  # 0.1, not 0.100000001
         return shortest
 
     def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
@@ -327,11 +325,17 @@ def _near(values: Tensor) -> float:
     return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
 
 
-def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """Return it to five decimals after the first digit of its deviation, as exact as float32."""
-    decimals = 5 - math.floor(math.log10(deviation))
-    numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
-    return numbers
+def _shortest(exact: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Return numbers of few digits that are no farther from the exact ones than `room`."""
+    with np.errstate(all="ignore"):
+        places = np.floor(np.log10(room))
+        found: np.ndarray = exact + 0.0  # no -0.0
+        for place in np.unique(places[np.isfinite(places)]):
+            for coarser in (0, 1, 2):
+                rounded = np.round(exact, -int(place) - coarser)
+                fits = (places == place) & (np.abs(rounded - exact) <= room)
+                found[fits] = rounded[fits] + 0.0
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,21 +105,26 @@ class Rows(Inputs):
         return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
 
     def _files_of(self, path: Path) -> list[str]:
-        """Return the files, or the folder where those in it are a column `key=value`."""
+        """Return the files, or the folder where folders `key=value` have a column of the model."""
         found = super()._files_of(path)
         below = (Path(file).relative_to(path).parts[:-1] for file in found if path.is_dir())
-        return [str(path)] if any("=" in part for parts in below for part in parts) else found
+        keys = {part.partition("=")[0] for parts in below for part in parts if "=" in part}
+        if not (needed := keys.intersection(self._bases().values())):
+            return found
+        has_them = found[0].endswith(".npy") or needed <= {*open_table(Path(found[0])).names}
+        return found if has_them else [str(path)]
+
+    def _bases(self) -> dict[str, str]:
+        """Return the column that each feature is made from."""
+        encoded = getattr(self.feature, "encoded", {})
+        return {x: base(x, encoded.get(x, {}).get("way", "")) for x in self.feature.names}
 
     def _open(self, path: str) -> _Opened:
         """Return the table. Raise ConfigError where the model's columns are not there."""
         if path.lower().endswith(".npy"):
             return self._open_array(path)
         table, wanted = open_table(Path(path)), self.feature.names
-        encoded = getattr(self.feature, "encoded", {})
-        columns = {
-            name: name if name in table.names else base(name, encoded.get(name, {}).get("way", ""))
-            for name in wanted
-        }
+        columns = {x: x if x in table.names else y for x, y in self._bases().items()}
         taken = [name for name in dict.fromkeys(columns.values()) if name in table.names]
         if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
             raise DataError(f"{path}: has no rows; give it some")

@@ -7,14 +7,14 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from expt.data.columns import are_numbers, texts_of
 from expt.data.picture_tables import NamedPictures, separator_of
 from expt.data.table_files import open_table
-from expt.errors import ConfigError, absent, listed, warn
+from expt.errors import ConfigError, absent, did_you_mean, listed, warn
 from expt.features import Answers, Classes, Feature, Labels
 from expt.inference.inputs import ARRAYS
 from expt.inference.plan import Plan
@@ -52,6 +52,8 @@ class Template:
             for name in self.table.names
         }
         self.id, self.keys, self._own = "", list[str](), plan.inputs.columns
+        self.kept: Sequence[str] = ()
+        """Columns that stay as they are."""
         self.filled: dict[str, Fill] = {}
         """The fill of each column, once there are predictions."""
         self.by_pictures = bool(plan.inputs.pictures)
@@ -72,7 +74,8 @@ class Template:
         if not self.id:
             if not (names := [name for name in self.columns if name in cells]):
                 fault = "no column is one of the table's that are no features"
-                has = f"({listed(self._own) or 'none'}); add the column of ids"
+                near = next(filter(None, (did_you_mean(x, self._own) for x in self.columns)), "")
+                has = f"({listed(self._own) or 'none'}); add the column of ids{near and '.'}{near}"
                 raise ConfigError(f"--template {self.path}: {fault} {has}")
             self.id, self.keys = names[0], self.columns[names[0]]
         return str(cells[self.id])
@@ -101,9 +104,15 @@ class Template:
                 found[name] = self._labels(name)
             elif cell in cells:
                 found[name] = _cell(cell)
+            elif name in form.columns and (fill := self._only(form, name, cells)):
+                found[name] = fill
             else:
                 others.append(name)
-        if len(others) == 1 and (fill := self._only(form, others[0], cells)):
+        chances = {name for name in form.names if {name, f"p_{name}"} & found.keys()}
+        is_whole = {*form.columns, "class", "labels"} & found.keys() or chances == {*form.names}
+        if found.keys() - {self.id} and is_whole:  # all that is predicted has a column
+            self.kept = others
+        elif len(others) == 1 and (fill := self._only(form, others[0], cells)):
             found[others[0]] = fill
         elif others:
             known = listed(name for name in cells if name not in about)
@@ -181,6 +190,7 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         writer = csv.writer(text, delimiter=template.table.separator, lineterminator="\n")
         writer.writerow(columns)
         for place, key in enumerate(template.keys):
-            filled = {**rows.get(key, {}), template.id: columns[template.id][place]}
+            kept = {name: columns[name][place] for name in (*template.kept, template.id)}
+            filled = {**rows.get(key, {}), **kept}
             writer.writerow(written(name, filled.get(name, "")) for name in columns)
         text.detach()

@@ -62,10 +62,16 @@ def test_texts_are_hidden_wherever_they_are_written() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["${oc.env:EXPT_A,${oc.env:EXPT_HOME,x}}", "${oc.env:EXPT_A,${b}}", "${oc.env:'EXPT_A'}"],
+    [
+        "${oc.env:EXPT_A,${oc.env:EXPT_HOME,x}}",
+        "${oc.env:EXPT_A,${b}}",
+        "${oc.env:'EXPT_A'}",
+        "${oc.env:EXPT_${c}}",
+        "${oc.env:${oc.env:EXPT_MISSING,EXPT_A}}",
+    ],
 )
 def test_a_variable_is_found_however_it_is_written(text: str) -> None:
-    settings, found = composed(a=text, b="digits")
+    settings, found = composed(a=text, b="digits", c="A")
     assert "secret-4711" not in str(secrets.hidden(settings, found))
     assert "secret-4711" not in secrets.hidden("it is secret-4711")
 

@@ -360,7 +360,7 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (NUMBER, "a,b,y\n1_000,2,3\n", "column a, row 1: '1_000' is no", {}),
     (NUMBER, "a,b,y\n0x10,2,3\n2,2,3\n", "column a, row 1: '0x10' is not a number", {}),
     (CLASS, 'a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', "row 2: a quote is not closed", {}),
-    (CLASS, 'a,b,y\n1,2" x,u\n1,2,"v\n1,2" x,u\n', "row 2: a quote is not closed", {}),
+    (CLASS, 'a,b,y\n1,2" x,u\n1,2" y,v\n1,2,"v\n1,3,u\n', "row 3: a quote is not closed", {}),
     (
         NUMBER,
         "a,y\n" + "".join(f"{row},{row % 3}\n" for row in range(30)),

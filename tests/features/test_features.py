@@ -112,6 +112,16 @@ def test_a_zero_comes_back_from_standardised_numbers(transform: str) -> None:
         assert found[2, 0].tolist() == pytest.approx(odd, nan_ok=True)
 
 
+@pytest.mark.parametrize("transform", ["", "log", "log1p"])
+def test_numbers_of_all_magnitudes_are_written_as_they_were(transform: str) -> None:
+    scales = {"revenue": (7.5, 3.25) if transform else (412345.678, 1623456.789)}
+    feature = Numbers(names=("revenue",), shape=(1,), scales=scales, transform=transform)
+    values = torch.tensor([[1.0], [7.0], [66.0], [1776.0], [29884.5], [605549.0], [math.nan]])
+    arrays, _ = feature.decoded(feature.from_units(values).float(), None)
+    assert arrays["values"][:-1, 0].tolist() == values[:-1, 0].tolist()
+    assert math.isnan(arrays["values"][-1, 0])
+
+
 def test_classes_are_found_by_their_names() -> None:
     places, note = Classes(names=("dog",)).fit(EVERY[6], "here")
     assert (places, "cat" in note) == ([1], True)

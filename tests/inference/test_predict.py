@@ -196,6 +196,11 @@ def test_a_folder_of_folders_is_a_table_as_in_training(patients: Made, tmp_path:
         (folder / f"{number}.csv").write_text("\n".join([",".join(names), ",".join(["0", *line])]))
         expected[str(folder / f"{number}.csv")] = patients_by_hand(patients)[number]
     found = expt.predict(patients.folder, tmp_path / "parts")
+    other = tmp_path / "other" / "k=1"  # the model takes no k
+    other.mkdir(parents=True)
+    shutil.copy(patients.data, other / "a.csv")
+    np.save(other / "b.npy", np.zeros((1, len(header) - 1)))
+    assert len(list(expt.predict(patients.folder, other.parent))) == 443
     in_order = [expected[file] for file in sorted(expected)]
     assert [record["progression"] for record in found] == pytest.approx(in_order, rel=1e-5)
 

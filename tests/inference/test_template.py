@@ -111,6 +111,24 @@ def test_rows_of_a_table_fill_a_template_by_their_ids(patients: Made, tmp_path: 
     assert [[x, float(y)] for x, y in rows[1:]] == [[x, found[x]] for x in ("h3", "h1")]
 
 
+def test_what_no_prediction_fills_stays_as_it_is(
+    patients: Made, listed_photos: Made, new: Path, tmp_path: Path
+) -> None:
+    header, *lines = patients.data.read_text().splitlines()[:3]
+    table = [f"{header},no", *(f"{line},h{x}" for x, line in enumerate(lines))]
+    (tmp_path / "new.csv").write_text("\n".join(table))
+    for more, cells in (("city", "Ulm"), ("city,note", "Ulm,7")):
+        text = f"no,progression,{more}\nh1,0,{cells}\n"
+        _, row = filled(patients, tmp_path / "new.csv", text)
+        assert [row[0], *row[2:]] == ["h1", *cells.split(",")]
+        assert float(row[1]) > 1
+    _, row = filled(listed_photos, new, "id,kind,Usage\np0,k1,Public\n")
+    assert (row[0], row[1] in ("k0", "k1"), row[2]) == ("p0", False, "Public")
+    assert row[1].startswith("k")
+    with pytest.raises(ConfigError, match=r"nothing fills .*wrong"):  # a class, maybe
+        filled(listed_photos, new, f"id,{row[1]},wrong,wrong too\np0,0.5,0.5,0.5\n")
+
+
 @pytest.fixture(scope="session")
 def grades(make: Make, configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Rows of the classes 3 and 5."""
