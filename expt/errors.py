@@ -160,11 +160,14 @@ INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 def too_long(error: OSError, words: Sequence[str]) -> ConfigError:
     """Return the error for a path that is too long, with the word that gives it."""
-    where, found = str(error.filename), ""
+    where = str(error.filename)
+    found = {"": where}  # by the part of a word that is a path
     for before, word in itertools.pairwise(["", *words]):
-        if len(value := word.rpartition("=")[2]) > len(found.rpartition("=")[2]) and value in where:
-            found = f"{before} {word}" if before.startswith("--") and value == word else word
-    return ConfigError(f"{found or where}: {error.strerror}; shorten it")
+        _, equals, value = word.rpartition("=")
+        if value and value in where:
+            is_of_option = before.startswith("--") and not equals
+            found[value] = f"{before} {word}" if is_of_option else word
+    return ConfigError(f"{found[max(found, key=len)]}: {error.strerror}; shorten it")
 
 
 def refuse_undecoded(texts: Iterable[str]) -> None:

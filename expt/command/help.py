@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -77,7 +77,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     words = [word for word in typed.settings if word != "all"]
     for word in words:
         _refuse_unknown(word, choices)
-    settings = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
+    settings = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders, choices)]
     shown: Iterable[Section]
     if words:
         rows = [(each, ", ".join(sorted(choices[each]))) for each in words if each in choices]
@@ -139,13 +139,14 @@ def _common(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -
     yield Section("More", "", [*MORE, of_commands])
 
 
-def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Section]:
+def _of_choices(
+    words: Sequence[str], folders: Sequence[Path], choices: Collection[str]
+) -> Iterator[Section]:
     """Yield the chosen option of each group with its description, and its rows."""
     defaults = read_yaml(conf_dir() / "config.yaml")["defaults"]
     chosen = dict(pair for each in defaults if isinstance(each, dict) for pair in each.items())
     typed = (word.partition("=") for word in words)
-    every = {*chosen, *(each.parent.name for folder in folders for each in folder.glob("*/*.yaml"))}
-    chosen |= {group: name for group, _, name in typed if name and group in every}
+    chosen |= {group: name for group, _, name in typed if name and group in choices}
     for group, names in chosen.items():
         if not names or group.startswith("override "):
             continue
@@ -170,8 +171,8 @@ def _refuse_unknown(word: str, choices: Mapping[str, Sequence[str]]) -> None:
         for name in value.split(","):
             if name not in choices[group]:
                 raise ConfigError(unknown_option(group, name, choices[group]))
-    known = [*keys_in_yaml(), *choices]
-    if group not in choices and not any(f"{key}.".startswith(f"{group}.") for key in known):
+    is_key = any(f"{key}.".startswith(f"{group}.") for key in keys_in_yaml())
+    if group not in choices and not is_key:
         every = [f"{group}={name}" for group, several in choices.items() for name in several]
         chosen = next((each for each in every if each.endswith(f"={word}")), word)
         hint = did_you_mean(chosen, [*WORDS, *choices, *keys_in_yaml(), *every])

@@ -32,12 +32,12 @@ USED = tuple(
 )
 """Beginnings of Hydra's keys that expt reads."""
 LEAST = {
-    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0,
+    "max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0.0,
     # On a cluster:
     "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1,
     "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
 }  # fmt: skip
-"""The least value of each key of `hydra.launcher`."""
+"""The least value of each key of `hydra.launcher`; only by a float it need not be whole."""
 CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
 
 
@@ -180,12 +180,11 @@ def launcher_options(composed: DictConfig) -> dict[str, Any]:
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
     for key, least in LEAST.items():
         value = found.get(key)
-        numbers = (int, float) if key == "stagger_s" else int
-        if value is not None and not (isinstance(value, numbers) and value >= least):
-            kind = "number" if key == "stagger_s" else "whole number"
-            raise ConfigError(
-                f"hydra.launcher.{key}={value}: is not possible; give a {kind} of at least {least}"
-            )
+        is_kind = isinstance(value, int | type(least))
+        if value is not None and not (is_kind and value >= least):
+            noun = "whole number" if type(least) is int else "number"
+            fix = f"give a {noun} of at least {least:g}"
+            raise ConfigError(f"hydra.launcher.{key}={value}: is not possible; {fix}")
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
     }

@@ -365,9 +365,10 @@ def other_source(record: Mapping[str, Any]) -> str:
 
 def changed_source(record: Mapping[str, Any]) -> str:
     """Return the names of the files that have changed, or else of the run's custom classes."""
-    files = [os.path.relpath(record["imported"][name]["file"]) for name in changed(record)]
-    classes = [name for name in targets(record.get("config") or {}) if own_modules([name])]
-    return ", ".join(dict.fromkeys(files or classes))
+    names = [os.path.relpath(record["imported"][name]["file"]) for name in changed(record)]
+    if not names:
+        names = [name for name in targets(record.get("config") or {}) if own_modules([name])]
+    return ", ".join(dict.fromkeys(names))
 
 
 def is_imported(record: Mapping[str, Any]) -> bool:

@@ -169,14 +169,13 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         yield "scheduler.name", why, "use constant, cosine, linear, step or one_cycle"
     own = [group.scheduler for group in config.optimizer.groups if group.scheduler]
     falls: Any = groups.Cosine | groups.Linear
+    open_end = next((x for x in own if isinstance(x, falls) and x.epochs is None), None)
     if own and not isinstance(config.scheduler, falls | groups.Constant | groups.Step):
         why = "groups of optimizer.groups have schedules of their own"
         yield "scheduler.name", why, "use cosine, linear, constant or step"
-    elif not isinstance(config.scheduler, falls):
-        for one in (one for one in own if isinstance(one, falls) and one.epochs is None):
-            why = f"sets no end for a group's scheduler.name={one.name} in optimizer.groups"
-            yield "scheduler.name", why, "give that one epochs, or use cosine or linear"
-            break
+    elif open_end and not isinstance(config.scheduler, falls):
+        why = f"sets no end for a group's scheduler.name={open_end.name} in optimizer.groups"
+        yield "scheduler.name", why, "give that one epochs, or use cosine or linear"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
         yield "lr_scaling", why, "give it, e.g. base_batch_size=256"

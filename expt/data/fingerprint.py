@@ -83,12 +83,13 @@ def other_frozen(record: Record) -> str:
     Those of a task have a part in its training; with them the digest of all says nothing of these.
     """
     settings, then = record.get("config", {}), record.get("content", Content()).get("frozen")
-    try:
-        now = _of_frozen(settings) if then else None
-    except ConfigError:  # who needs one that is gone says so
-        return ""
     keys = dict(own_code.frozen_in(settings))
-    if now == then or not all(key.startswith("model.") for key in keys):
+    if then is None or not all(key.startswith("model.") for key in keys):
+        return ""
+    try:
+        if _of_frozen(settings) == then:
+            return ""
+    except ConfigError:  # who needs one that is gone says so
         return ""
     names = ", ".join(f"{key}={name}" for key, name in keys.items())
     return f"{names}: the run was trained with other frozen networks; the numbers may differ"

@@ -148,8 +148,9 @@ def path_of(labels: str, root: str) -> Path:
         raise ConfigError(f"dataset.labels={labels}: is no table of labels ({kinds}); give one")
     if not path.is_file():
         above = Path(root).parent / labels
-        none = f"there is no such file. Did you mean '{above}'?"
-        none = none if above.is_file() else absent(Path(labels), "file")
+        none = absent(Path(labels), "file")
+        if above.is_file():
+            none = f"there is no such file. Did you mean '{above}'?"
         raise ConfigError(f"dataset.labels={labels}: {none}")
     return path
 

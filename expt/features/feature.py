@@ -97,7 +97,7 @@ class Feature:
         mean, deviation = self._scales_on(values.device)
         rows = values.reshape(-1, len(mean)).double()
         found = torch.addcmul(mean, rows, deviation)
-        # A zero stays one: nearer to it than float32 rounds are other numbers that it became.
+        # Zeros stay zeros, which float32 rounds to numbers next to them where standardised.
         found = torch.where(found.abs() <= torch.finfo(torch.float32).eps * mean.abs(), 0.0, found)
         return found.reshape(values.shape)
 

@@ -80,7 +80,7 @@ class Checkpoints:
         if self._writes_parts(state):
             folder, checkpoints = None, self._paths.checkpoints
             if is_first:
-                checkpoints.mkdir(parents=True, exist_ok=True)
+                checkpoints.mkdir(exist_ok=True)
                 folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
             parts = checkpoints / collectives.from_rank_0(folder)
             room = ROOM * available_memory() / self._worker.local_world_size
