@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help=rare)
 
 
+_SLOW_S = 600  # several at once on a busy machine
 OF_SURROUNDINGS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_", "SUBMITIT_", "TORCHELASTIC_", "OMP_NUM_THREADS", "PYTHONWARNINGS", "MLFLOW_"),
@@ -116,8 +117,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in on_cards.skipped():
             if mark := item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"{name}: {mark.args[0]}"))
-        if item.get_closest_marker("slow") and not config.getoption("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
+        if item.get_closest_marker("slow"):
+            if not config.getoption("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(_SLOW_S))
 
 
 def pytest_collection_finish() -> None:

@@ -101,6 +101,10 @@ class Feature:
         found = torch.where(found.abs() <= torch.finfo(torch.float32).eps * mean.abs(), 0.0, found)
         return found.reshape(values.shape)
 
+    def as_written(self, values: Tensor) -> np.ndarray:
+        """Return values in their own units as predictions have them, as float64."""
+        return as_array(self.in_units(values))
+
     def from_units(self, values: Tensor) -> Tensor:
         """Return values in their own units as a model gives them, as float64."""
         mean, deviation = self._scales_on(values.device)

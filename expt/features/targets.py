@@ -289,7 +289,7 @@ class Numbers(Feature):
         """Return values float64 [n, T]."""
         flat = predicted.reshape(len(predicted), -1)
         found = {"values": flat, **like_targets(targets, flat)}
-        arrays = {name: self._in_units(tensor) for name, tensor in found.items()}
+        arrays = {name: self.as_written(tensor) for name, tensor in found.items()}
         return arrays, {"target_names": self._named(flat.shape[1])}
 
     def _named(self, number: int) -> Sequence[str]:
@@ -297,7 +297,8 @@ class Numbers(Feature):
             return self.names
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
-    def _in_units(self, values: Tensor) -> np.ndarray:
+    def as_written(self, values: Tensor) -> np.ndarray:
+        """Return values in their own units with the digits that float32 tells apart, as float64."""
         single = at_least_single(values).cpu()
         if self.transform or self.scales:
             rounding = torch.finfo(torch.float32).eps / 2 * single.double().abs().clamp(min=0.01)

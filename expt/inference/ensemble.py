@@ -53,7 +53,13 @@ class Ensemble:
         own, wanted = (x.trained.features.targets for x in (member, self.members[0]))
         if own.scales == wanted.scales:
             return tree
-        return mapped(lambda each: wanted.from_units(own.in_units(each)).to(each.dtype), tree)
+
+        def moved(each: torch.Tensor) -> torch.Tensor:
+            # A number that is rounded twice would be written with its errors.
+            units = torch.as_tensor(own.as_written(each), device=each.device)
+            return wanted.from_units(units).to(each.dtype)
+
+        return mapped(moved, tree)
 
     def _outputs(self, member: Member, task: Task, batch: Batch) -> Iterator[Any]:
         trained, inputs = member.trained, batch.inputs[member.way]

@@ -12,7 +12,6 @@ from tests.facade import RunFolder, as_typed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (shutil.which("g++") or shutil.which("gcc")), reason="inductor needs a compiler"
     ),

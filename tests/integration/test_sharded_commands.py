@@ -76,7 +76,6 @@ def measured(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_takes_a_sharded_run(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -129,7 +128,6 @@ beside them.
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_sharded_checkpoint_too_large_for_memory_is_refused(tmp_path: Path) -> None:
     words = (*WIDE, "hydra.run.dir=wide", "log_every=1")
     ok(*words, "strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "epochs=1", cwd=tmp_path)

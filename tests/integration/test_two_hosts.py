@@ -16,7 +16,7 @@ from tests.facade import RunFolder, alive, as_typed, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 PORT = 29400
 LIMIT_S = 180
 SETTINGS = ("model.dropout=0.3", "epochs=4", "threads=1", "log_every=5", "checkpoint.every_steps=7")
