@@ -116,8 +116,7 @@ class History:
             return None
         self._warned = True
         where = f"objective {self._objective} is {value:g} after epoch {epoch}"
-        fix = "check the metric, or choose another, such as objective=loss/val"
-        return f"{where}: no epoch can be the best; {fix}"
+        return f"{where}: no epoch can be the best; check the metric, or name another as objective"
 
     @property
     def reached(self) -> dict[str, Any]:
