@@ -16,6 +16,9 @@ from expt.errors import ConfigError, first_line
 
 MIN_LENGTH, MIN_DIGITS = 4, 8
 """Shorter texts, and shorter numbers, are in too many others to be hidden."""
+_NUMBER = re.compile(r"[-+.eE\d]+")
+_NAME = re.compile(r"([^\W\d]+\d{0,2}/?)+")
+"""A word, such as `loss/val` or `resnet18`, which may be in a record for other reasons."""
 _texts: dict[str, str] = {}
 """From hidden texts to written ones. One for the process, since excepthooks write too."""
 _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*['\"]?(\w+)")
@@ -42,14 +45,15 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
         below = ((at, leaf) for at, leaf in leaves(settings) if f"{at}.".startswith(f"{path}."))
         for at, leaf in below:
             if at == path and (_COMPOSED.search(text) or not _REFERENCE.search(text)):
-                _remember(leaf, text)
+                if str(leaf) not in text:  # a default is no secret
+                    _remember(leaf, text)
             elif hidden(leaf) == leaf:
                 _remember(leaf, f"${{oc.env:{names[0]}}}")
 
 
 def _remember(value: Any, instead: str) -> None:
     text = str(value)
-    if len(text) >= (MIN_LENGTH if isinstance(value, str) else MIN_DIGITS):
+    if len(text) >= (MIN_DIGITS if _NUMBER.fullmatch(text) else MIN_LENGTH):
         for written in (text, repr(text)[1:-1], json.dumps(text)[1:-1]):
             _texts.setdefault(written, instead)
 
@@ -68,28 +72,29 @@ def _below(path: str, key: object) -> str:
     return path if key == "kwargs" else f"{path}.{key}" if path else str(key)
 
 
-def hidden_text(text: str) -> str:
-    """Return a text without the values of variables."""
-    if not _texts:
-        return text
+def hidden_text(text: str, *, names: bool = True) -> str:
+    """Return a text without the values of variables; without `names`, those stay."""
     # The longest first, for one may hold another.
-    pattern = "|".join(map(re.escape, sorted(_texts, key=len, reverse=True)))
-    return re.sub(pattern, lambda match: _texts[match[0]], text)
+    found = sorted(_texts, key=len, reverse=True)
+    pattern = "|".join(re.escape(x) for x in found if names or not _NAME.fullmatch(x))
+    return re.sub(pattern, lambda match: _texts[match[0]], text) if pattern else text
 
 
 def hidden(value: Any, found: Mapping[str, str] | None = None, path: str = "") -> Any:
-    """Return a text, or settings, without the values of variables.
+    """Return a text, or a record, without the values of variables.
 
-    `found` are the interpolations of settings: their texts replace whatever they gave.
+    `found` are the interpolations of settings: their texts replace whatever they gave. In other
+    places of a record a value that is a name stays: metrics and datasets have such names.
     """
+    if isinstance(value, str) and not path:
+        return hidden_text(value)
     if found and path in found and not _REFERENCE.search(found[path]):
         return found[path]
     if isinstance(value, Mapping):
-        items = ((key, hidden(below, found, _below(path, key))) for key, below in value.items())
-        return {hidden_text(key) if isinstance(key, str) else key: below for key, below in items}
+        return {key: hidden(below, found, _below(path, key)) for key, below in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(hidden(x, found, _below(path, i)) for i, x in enumerate(value))
-    return hidden_text(value) if isinstance(value, str) else value
+    return hidden_text(value, names=False) if isinstance(value, str) else value
 
 
 def said(error: BaseException) -> str:

@@ -30,8 +30,8 @@ LOST = (
 def write_error(path: Path, error: BaseException) -> None:
     """Write the exception that ends a worker, in the form that torch elastic reads."""
     raised = Raised(
-        text=str(error),
-        traceback="".join(traceback.format_exception(error)),
+        text=hidden(str(error)),
+        traceback=hidden("".join(traceback.format_exception(error))),
         expected=isinstance(error, ExptError),
         is_refusal=isinstance(error, ConfigError),
         kind=type(error).__name__,
@@ -39,7 +39,7 @@ def write_error(path: Path, error: BaseException) -> None:
         gpus=getattr(error, "gpus", {}),
     )
     about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
-    message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
+    message = {"message": f"{raised.kind}: {raised.text}", "extraInfo": about}
     content = {"message": message, "raised": raised._asdict()}
     path.write_text(json.dumps(hidden(content)), encoding="utf-8")
 

@@ -21,6 +21,8 @@ def _environment(monkeypatch: Patch) -> None:
         ("HOME", "/home/anna"),
         ("PIN", "47"),
         ("QUOTED", 'it\'s\n"x"'),
+        ("WORD", "loss"),
+        ("RATE", "0.01"),
     ):
         monkeypatch.setenv(f"EXPT_{name}", value)  # fmt: skip
     monkeypatch.setenv("EXPT_LOGIN", "{user: anna-1, pins: [1234567]}")
@@ -74,6 +76,21 @@ def test_a_variable_is_found_however_it_is_written(text: str) -> None:
     settings, found = composed(a=text, b="digits", c="A")
     assert "secret-4711" not in str(secrets.hidden(settings, found))
     assert "secret-4711" not in secrets.hidden("it is secret-4711")
+
+
+def test_a_record_keeps_its_own_words() -> None:
+    keys = {name: f"${{oc.env:EXPT_{name}}}" for name in ("WORD", "RATE", "A")}
+    other = {"loss/val": 1, "best": {"metric": "loss/val"}, "typed": ["lr=0.0125"]}
+    settings, found = composed(**keys, **other)
+    assert secrets.hidden(settings, found) == {**keys, **other}
+    assert secrets.hidden({"loss": "secret-4711"}) == {"loss": keys["A"]}
+    assert secrets.hidden("the key loss is refused") == f"the key {keys['WORD']} is refused"
+
+
+def test_a_default_of_a_composed_variable_stays_in_other_places() -> None:
+    text = "${oc.env:${oc.env:EXPT_WORD}_METRIC,accuracy-1}"
+    settings, found = composed(a=text, b="accuracy-1/val")
+    assert secrets.hidden(settings, found) == {"a": text, "b": "accuracy-1/val"}
 
 
 def test_what_depends_on_other_keys_keeps_them() -> None:
