@@ -175,12 +175,15 @@ class ImageFolder(_Folder, kinds.Images):
         return problems
 
     def _samples(self) -> Mapping[str, list[tuple[str, ...]]]:
-        found = list_parts(self.root, self.splits) if self.labels is None else None
-        files = {part: x.files for part, x in found.items()} if found else self._listed().files
+        files: Mapping[str, Iterable[str]] = (
+            {part: x.files for part, x in list_parts(self.root, self.splits).items()}
+            if self.labels is None
+            else self._listed().parts
+        )
         return {part: [(file,) for file in each] for part, each in files.items()}
 
     def parts(self) -> Collection[str]:
-        return super().parts() if self.labels is None else self._listed().files
+        return super().parts() if self.labels is None else self._listed().parts
 
     def _tables(self) -> list[str]:
         own = [] if self.labels is None else [str(picture_tables.path_of(self.labels, self.root))]
@@ -195,7 +198,7 @@ class ImageFolder(_Folder, kinds.Images):
             return ""
         first, found = next(iter(self._listings(task).values())), self._listed()
         kind = f"{len(first.classes)} classes" if first.classes else "numbers"
-        number = sum(map(len, found.files.values()))
+        number = sum(map(len, found.parts.values()))
         name, columns = found.table.path.name, listed(first.columns)
         return f"{name}: {number:,} pictures by {found.column}; target {columns} ({kind})"
 
@@ -207,13 +210,19 @@ class ImageFolder(_Folder, kinds.Images):
             return list_parts(self.root, self.splits, self.group)
         found, takes = self._listed(), getattr(task, "takes", Classes)
         names = names_of(self.target or ())
-        rows = picture_tables.answers_of(found, names, takes, trained_on, learns=learns)
+        rows = found.answers(names, takes, trained_on, learns=learns)
         targets, listings = iter(rows.targets[:].tolist()), dict[str, Listing]()
-        for part, files in found.files.items():
+        for part, files in found.parts.items():
             labels = [*itertools.islice(targets, len(files))]
             labels = labels if rows.class_names else [*map(tuple, labels)]
-            folder = parts_there(self.root)[part]
-            listings[part] = Listing(folder, files, labels, rows.class_names, "", rows.target_names)
+            listings[part] = Listing(
+                parts_there(self.root)[part],
+                [*files],
+                labels,
+                rows.class_names,
+                "",
+                rows.target_names,
+            )
         return listings
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
@@ -255,14 +264,13 @@ class ImageFolder(_Folder, kinds.Images):
         of_file = dict[str, int]()
         for each in listings.values():
             of_file.update(zip(map(os.path.normpath, each.files), each.labels, strict=True))
-        words, is_one = picture_tables.proposed(self.root, of_file, self.group)
-        if words and is_one and learns:
-            raise DataError(
-                f"dataset.root={self.root}: a list labels pictures that lie in one folder: {words};"
-                " if the folders are the classes, move the list elsewhere"
-            )
-        if words:
-            note = f"a list labels these pictures otherwise than their folders: {words}"
+        found = picture_tables.proposed(self.root, of_file, self.group)
+        if found and found.is_one and learns:
+            fix = "if the folders are the classes, move the list elsewhere"
+            fault = f"a list labels pictures that lie in one folder: {found.words}; {fix}"
+            raise DataError(f"dataset.root={self.root}: {fault}")
+        if found:
+            note = f"a list labels these pictures otherwise than their folders: {found.words}"
             warn_once(f"{self.root}: {note}")
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
@@ -345,8 +353,8 @@ def list_parts(
     )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         missing = "no class folders in" if Path(root).is_dir() else "no folder"
-        words, _ = picture_tables.proposed(str(root), {}, groups)
-        fix = f"; a list labels these pictures: {words}" if words else ""
+        found = picture_tables.proposed(str(root), {}, groups)
+        fix = f"; a list labels these pictures: {found.words}" if found else ""
         raise DataError(
             f"dataset.root={root}: {missing} {named[0]}: expected {root}/train/CLASS/IMAGE, and so"
             f" in val and test, or {root}/CLASS/IMAGE of several classes{fix}"
