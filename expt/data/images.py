@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data.cache import CachedImages
-from expt.data.checked_samples import Transformed, checked_image, to_tensor
+from expt.data.checked_samples import Transformed, as_it_is, checked_image, to_tensor
 from expt.data.checksums import Checksums
 from expt.data.kinds import DatasetConfig, Opening, mask_of
 from expt.data.loader import Held, Loader, loading
@@ -45,18 +45,20 @@ Scales: TypeAlias = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
-    """Pictures as uint8 [C, H, W], and their targets by `target`.
+    """Pictures as uint8 [C, H, W], and their targets.
 
-    `pairs` holds them, opened, as paths or as streams. With a `size` each is fitted to it; without
-    one all must have `one_size`, where that is set. Raise DataError, when it is read, for a picture
-    that is damaged, or of another size.
+    Raise DataError, when it is read, for a picture that is damaged, or of another size.
     """
 
     pairs: Any
+    """pairs of a picture, opened, as a path or as a stream, and its target"""
     channels: int
     size: tuple[int, int] | None
-    target: Callable[[Any], Any] = int
+    """the height and width that each is fitted to; None: as it is"""
+    targets: Tensor | None = None
+    """numbers [N, T], in place of those in `pairs`, in the units of a task"""
     one_size: tuple[int, int] | None = None
+    """without `size` the height and width that all must have, if any"""
     needed: tuple[int, int] | None = None
     """the height and width to decode at the least; see open_picture"""
     sums: Checksums | None = None
@@ -70,13 +72,19 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         picture, target = self.opened(index)
         self.check_size(index, picture.image)
-        try:
-            return self.pixels(picture.image), self.target(target)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"sample {index}: its target is {target!r} ({error})") from error
+        return self.pixels(picture.image), target if self.targets is None else self.targets[index]
+
+    def opened(self, index: int) -> tuple[Picture, Any]:
+        """Return a picture, and its target as `pairs` has it."""
+        source, target = self.pair(index, name := f"sample {index}")
+        return open_picture(source, MODES[self.channels], name, self.needed), target
+
+    def look(self, index: int, name: str) -> Picture:
+        """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
+        return look(self.pair(index, name)[0], MODES[self.channels], name=name)
 
     def pair(self, index: int, name: str) -> tuple[Any, Any]:
-        """Return the sources of a picture and its target. Raise DataError if they have changed."""
+        """Return a pair. Raise DataError if its files have changed."""
         with refuse_damaged(name):
             source, target = self.pairs[index]
         for file in (source, target):
@@ -84,20 +92,11 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
                 self.sums.refuse_changed(file)
         return source, target
 
-    def opened(self, index: int) -> tuple[Picture, Any]:
-        """Return a picture, and the source of its target."""
-        source, target = self.pair(index, name := f"sample {index}")
-        return open_picture(source, MODES[self.channels], name, self.needed), target
-
     def pixels(self, image: Any) -> Tensor:
         """Return a picture of Pillow's as uint8 [C, H, W], of the `size` if there is one."""
         if self.size not in (None, image.size[::-1]):
             image = self.resize(image, self.size)
         return to_tensor(image).contiguous()
-
-    def look(self, index: int, name: str) -> Picture:
-        """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
-        return look(self.pair(index, name)[0], MODES[self.channels], name=name)
 
     def check_size(self, index: int, image: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
@@ -148,10 +147,9 @@ class MaskPictures(Pictures):
 
 
 def _resized(mask: np.ndarray, image_size: tuple[int, int]) -> Tensor:
-    """Return a mask of a height and width.
+    """Return a mask of another height and width; each pixel is that below its middle.
 
-    As Pillow's nearest, whose modes do not hold all numbers: a pixel is that in whose middle the
-    new one's lies.
+    Pillow's nearest does the same, but its modes do not hold all numbers.
     """
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(int)
@@ -205,22 +203,6 @@ class Kept(Held):
         return eval_batch_size(options)
 
 
-def of_parts(
-    shape: Shape, targets: Feature, parts: Mapping[str, Part], target: Tensor | None = None
-) -> Source:
-    """Return a source of images of one shape, with `targets`: numbers like `target`, or classes."""
-    features = Features(Image(channels=shape[0], image_size=shape[1:]), targets)
-    if target is None:
-        target = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
-    return Source(
-        features=features,
-        example=(torch.zeros(shape), torch.zeros_like(target)),
-        train=parts.get("train", NOTHING),
-        val=parts.get("val"),
-        test=parts.get("test"),
-    )
-
-
 def of_arrays(
     train: Sequence[Any], test: Sequence[Any], features: Features, opening: Opening
 ) -> Source:
@@ -230,7 +212,7 @@ def of_arrays(
         images, labels = map(_tensor, arrays)
         held = InMemory(images, labels, opening.device)
         parts[part] = image_part(held, shape, opening.num_workers, features.targets)
-    found = of_parts(shape, features.targets, parts)
+    found = _source(shape, features.targets, parts, torch.zeros((), dtype=torch.int64))
     return replace(found, classes=_tensor(train[1]), in_random_order=True)
 
 
@@ -238,42 +220,6 @@ def _tensor(array: Any) -> Tensor:
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable else np.array(array))
-
-
-def image_part(
-    images: Dataset[Any],
-    shape: Shape,
-    num_workers: int,
-    targets: Feature,
-    originals: Dataset[Any] | None = None,
-) -> Part:
-    """Return a part of images; transforms get the `originals`, which may be of any size."""
-    own: Any = {}
-    if targets.has_one_class:
-        check = functools.partial(checked_image, shape=shape, classes=targets)
-        own = {"check": check, "collate": stacked}
-
-    def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        chosen = images
-        if options.transforms:
-            of = originals or images
-            chosen = Transformed(of, options.transforms, shape, options.transforms_key)
-            if options.shard.rank == 0:
-                with preserved_generators():
-                    for problem in chosen.unseeded():
-                        warn(problem)
-        if targets.each == "pixel":  # logits of many classes are as large as an image
-            share = max(1, options.batch_size // options.shard.world_size)
-            options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        return loading(chosen, num_workers, channels=shape[0], **own)(indices, options)
-
-    return Part(size_of(images), load)
-
-
-def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return images [b, C, H, W] and their labels [b]."""
-    images, labels = zip(*samples, strict=True)
-    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
 def pictures_of(
@@ -290,27 +236,16 @@ def pictures_of(
     return {part: make(each, channels, **how) for part, each in pairs.items()}
 
 
-def of_sets(
-    sets: Mapping[str, Pictures],
-    targets: Feature,
-    num_workers: int,
-    memory: Mapping[str, Held] | None = None,
-    target: Tensor | None = None,
+def of_masks(
+    dataset: DatasetConfig, pairs: Mapping[str, Any], how: Opening, sums: Checksums | None = None
 ) -> Source:
-    """Return the parts `train`, `val` and `test` that there are, each with such `targets`.
-
-    Without transforms parts in `memory` are taken from there.
-    """
-    first, parts = next(iter(sets.values())), dict[str, Part]()
-    held = memory or {}
-    height, width = first.size or first.opened(0)[0].image.size[::-1]
-    shape = first.channels, height, width
-    for part, each in sets.items():
-        images = held.get(part, replace(each, one_size=shape[1:]))
-        originals = replace(each, size=None, one_size=None, needed=None)
-        parts[part] = image_part(images, shape, num_workers, targets, originals)
-    pictures = {part: each for part, each in sets.items() if part not in held}
-    return replace(of_parts(shape, targets, parts, target), pictures=pictures)
+    """Return the parts of pairs of a picture and its mask."""
+    values = mask_of(dataset, how.task)
+    masks: Mapping[str, Any] = pictures_of(
+        dataset, pairs, sums, functools.partial(MaskPictures, values=values)
+    )
+    found = _of_sets(masks, values, how.num_workers)
+    return replace(found, targets_of=masks["train"].occurring) if "train" in masks else found
 
 
 def of_targets(
@@ -320,56 +255,47 @@ def of_targets(
     class_names: Sequence[str],
     columns: Sequence[str],
     how: Opening,
-    memory: Mapping[str, Kept] | None = None,
+    kept: Mapping[str, Kept] | None = None,
 ) -> Source:
     """Return parts of pictures with the `targets` of each: of named classes, or numbers.
 
-    The `columns` of a table have them, if any does.
+    The `columns` of a table have them, if any does. Without transforms parts that are `kept` are
+    taken from there.
     """
+    kept = kept or {}
     if class_names:
         column = columns[0] if columns else ""
         classes = Classes(names=tuple(class_names), are_names=True, column=column)
-        found = of_sets(sets, classes, how.num_workers, memory)
+        found = _of_sets(sets, classes, how.num_workers, kept)
         return replace(found, classes=targets.get("train"))
-    numbers = targets.get("train", next(iter(targets.values()))).float()
+    numbers = {part: each.float() for part, each in targets.items()}
+    of_scales = functools.partial(_of_numbers, sets, numbers, columns, how, kept)
     scales = how.target_scales(standardises=dataset.standardise_targets)
-    return _of_numbers(sets, how.task.takes, numbers, columns, scales, how.num_workers, memory)
+    if scales is not None:
+        return of_scales(scales)
+    # The training samples give them, once they are chosen.
+    train = numbers.get("train", next(iter(numbers.values())))
+    return replace(of_scales({}), fitted=lambda chosen: of_scales(_scales(train[chosen], columns)))
 
 
 def _of_numbers(
     sets: Mapping[str, Pictures],
-    takes: type[Feature],
-    targets: Tensor,
+    numbers: Mapping[str, Tensor],
     names: Sequence[str],
-    scales: Scales | None,
-    num_workers: int,
-    memory: Mapping[str, Kept] | None = None,
+    how: Opening,
+    kept: Mapping[str, Kept],
+    scales: Scales,
 ) -> Source:
-    """Return parts of pictures with numbers to predict, or labels of 0 and 1, as a task `takes`.
-
-    `targets` float32 [N, T] are those of train. They are in units of `scales`; without these in
-    deviations of the training samples, once they are chosen.
-    """
-    if scales is None:
-
-        def of(scales: Scales) -> Source:
-            return _of_numbers(sets, takes, targets, names, scales, num_workers, memory)
-
-        return replace(of({}), fitted=lambda chosen: of(_scales(targets[chosen], names)))
+    """Return parts of pictures with numbers [N, T] to predict, or labels of 0 and 1."""
     encoder = Encoder(names, {}, scales)
-
-    def scaled(target: Any) -> Tensor:
-        return encoder(torch.as_tensor(target).float().reshape(-1, len(names))).float()
-
-    values = scaled(targets)
-    pictures = {part: replace(x, target=lambda one: scaled(one)[0]) for part, x in sets.items()}
-    held = {
-        part: replace(each, pictures=pictures[part], labels=scaled(each.labels))
-        for part, each in (memory or {}).items()
+    scaled = {part: encoder(each).float() for part, each in numbers.items()}
+    sets = {part: replace(each, targets=scaled[part]) for part, each in sets.items()}
+    kept = {
+        part: replace(each, pictures=sets[part], labels=scaled[part]) for part, each in kept.items()
     }
-    feature = takes.of_columns(names, scales)
-    found = of_sets(pictures, feature, num_workers, held, torch.zeros_like(values[0]))
-    return replace(found, targets_of=values.__getitem__)
+    found = _of_sets(sets, how.task.takes.of_columns(names, scales), how.num_workers, kept)
+    train = scaled.get("train", next(iter(scaled.values())))
+    return replace(found, targets_of=train.__getitem__)
 
 
 def _scales(targets: Tensor, names: Sequence[str]) -> Scales:
@@ -380,12 +306,74 @@ def _scales(targets: Tensor, names: Sequence[str]) -> Scales:
     return dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
 
 
-def of_masks(
-    dataset: DatasetConfig, pairs: Mapping[str, Any], how: Opening, sums: Checksums | None = None
+def _of_sets(
+    sets: Mapping[str, Pictures],
+    targets: Feature,
+    num_workers: int,
+    kept: Mapping[str, Kept] | None = None,
 ) -> Source:
-    """Return the parts of pairs of a picture and its mask."""
-    values = mask_of(dataset, how.task)
-    masks = pictures_of(dataset, pairs, sums, functools.partial(MaskPictures, values=values))
-    found = of_sets(masks, values, how.num_workers)
-    train: Any = masks.get("train")
-    return found if train is None else replace(found, targets_of=train.occurring)
+    """Return the parts `train`, `val` and `test` that there are, each with such `targets`."""
+    first, kept = next(iter(sets.values())), kept or {}
+    height, width = first.size or first.opened(0)[0].image.size[::-1]
+    shape, parts = (first.channels, height, width), dict[str, Part]()
+    for part, each in sets.items():
+        images = kept.get(part, replace(each, one_size=shape[1:]))
+        originals = replace(each, size=None, one_size=None, needed=None)
+        parts[part] = image_part(images, shape, num_workers, targets, originals)
+    numbers = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
+    target = numbers if first.targets is None else torch.zeros_like(first.targets[0])
+    pictures = {part: each for part, each in sets.items() if part not in kept}
+    return replace(_source(shape, targets, parts, target), pictures=pictures)
+
+
+def _source(shape: Shape, targets: Feature, parts: Mapping[str, Part], target: Tensor) -> Source:
+    """Return a source of images of one shape, with `targets` like `target`."""
+    return Source(
+        features=Features(Image(channels=shape[0], image_size=shape[1:]), targets),
+        example=(torch.zeros(shape), target),
+        train=parts.get("train", NOTHING),
+        val=parts.get("val"),
+        test=parts.get("test"),
+    )
+
+
+def image_part(
+    images: Dataset[Any],
+    shape: Shape,
+    num_workers: int,
+    targets: Feature,
+    originals: Dataset[Any] | None = None,
+) -> Part:
+    """Return a part of images; transforms get the `originals`, which may be of any size."""
+    check, collate = as_it_is, None
+    if targets.has_one_class:
+        check = functools.partial(checked_image, shape=shape, classes=targets)
+        collate = stacked
+
+    def load(indices: Tensor, options: LoaderOptions) -> Loader:
+        chosen = images
+        if options.transforms:
+            chosen = _transformed(images if originals is None else originals, shape, options)
+        if targets.each == "pixel":  # logits of many classes are as large as an image
+            share = max(1, options.batch_size // options.shard.world_size)
+            options = replace(options, eval_batch_size=options.eval_batch_size or share)
+        load = loading(chosen, num_workers, check, collate=collate, channels=shape[0])
+        return load(indices, options)
+
+    return Part(size_of(images), load)
+
+
+def _transformed(images: Dataset[Any], shape: Shape, options: LoaderOptions) -> Dataset[Any]:
+    """Return images with their transforms. Warn where these can't be repeated."""
+    found = Transformed(images, options.transforms, shape, options.transforms_key)
+    if options.shard.rank == 0:
+        with preserved_generators():
+            for problem in found.unseeded():
+                warn(problem)
+    return found
+
+
+def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Return images [b, C, H, W] and their labels [b]."""
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)

@@ -152,11 +152,11 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
 ) -> None:
     kept, files = growing(root).train._reading.dataset, list_parts(root)["train"].files
 
-    def change(label: int) -> int:
+    def change(image: Any, image_size: tuple[int, int]) -> Any:
         shutil.copy(files[0], files[3])
-        return label
+        return fit(image, image_size)
 
-    kept = replace(kept, pictures=replace(kept.pictures, target=change))
+    kept = replace(kept, pictures=replace(kept.pictures, resize=change))
     with pytest.raises(DataError, match="has changed"):
         kept[3]
     assert not kept.cached.has(3)

@@ -195,7 +195,8 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
             rows = targets_as_trained(how.trained_on.targets, rows, "dataset.target")
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
         pairs = {
-            part: _PictureRows(split, self, targets[part]) for part, split in table.splits.items()
+            part: _PictureRows(split, self, targets[part].tolist())
+            for part, split in table.splits.items()
         }
         sets = pictures_of(self, pairs)
         found = of_targets(self, sets, targets, rows.class_names, rows.target_names, how)
