@@ -10,19 +10,18 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expt.data.cache import cache_dir, digest
 from expt.data.columns import texts_of
 from expt.data.folders import PARTS, chosen_parts, left_out, of_suffix
-from expt.data.kinds.table import names_of
 from expt.data.pictures import picture_suffixes
 from expt.data.rows import Read, Wanted, read_rows, refuse_twice
-from expt.data.table_files import MISSING, Table, open_table
+from expt.data.table_files import MISSING, Damaged, Table, Uses, open_table, with_classes
 from expt.errors import ConfigError, DataError, OutOfMemory, first_line, listed
-from expt.features import ROLES, Classes, Mask, Numbers
+from expt.features import Classes, Mask, Numbers
 from expt.late import np, pa, torch
 
 if TYPE_CHECKING:
@@ -74,12 +73,12 @@ class SplitTable(Table):
             numbers = torch.from_numpy(read_rows(self, columns, file)[1])
         return dict(zip(self.parts, numbers.split([*self.parts.values()]), strict=True))
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Any]:
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Any]:
         for split in self.splits.values():
             chosen, own = split.select_columns([*names]), _class_names(split.features)
             for table in chosen.with_format("arrow").iter(max(1, 2**21 // len(names))):
                 for batch in table.combine_chunks().to_batches():
-                    yield self._named(batch.select([*names]), own)
+                    yield with_classes(batch.select([*names]), uses, self.classes, own)
 
 
 def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
@@ -90,27 +89,28 @@ def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 def _chosen_splits(
     dataset: HuggingFace, task: Any, learns: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the chosen ones of train, val and test, and notes on rows and files in none."""
+    """Return the chosen ones of train, val and test, checked, and notes on rows and files in none.
+
+    Raise ConfigError or DataError for columns that do not fit, or where no split is left.
+    """
     found, files = _load(dataset)
     named = {name.lower(): _plain(split) for name, split in found.items() if len(split)}
-    parts = dict[str, Any]()
-    for part, names in PARTS.items():
-        if there := [named[name] for name in names if name in named]:
-            parts[part] = there[0]
+    there = {part: next((x for x in names if x in named), None) for part, names in PARTS.items()}
+    parts = {part: named[name] for part, name in there.items() if name}
     splits = chosen_parts(dataset.path, parts, dataset.splits) if parts else {}
     if not splits or (learns and "train" not in splits):
         use = "train on" if learns else "measure"
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to {use}; its splits are {', '.join(found)}"
         )
-    notes = []
-    if dataset.splits is None:
-        notes = [_unused_splits(named, parts), _unused_files(dataset, parts.values(), files)]
     for part, split in splits.items():
         if dataset.group and part != "train" and dataset.group not in split.features:
             own = [f"{part}\0{row}" for row in range(len(split))]  # nothing is held out of it
             splits[part] = split.add_column(dataset.group, own)
-    _check_columns(splits, dataset, task, learns)
+    splits = _checked_splits(splits, dataset, task, learns)
+    if dataset.splits is not None:
+        return splits, []
+    notes = _unused_splits(named, {*there.values()}), _unused_files(dataset, splits, files)
     return splits, [*filter(None, notes)]
 
 
@@ -121,10 +121,9 @@ def _plain(split: Any) -> Any:
     return plain.rename_columns(names) if names else plain
 
 
-def _unused_splits(named: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
-    """Return a note on the splits that are none of the `parts`; "" if all are."""
-    used = parts.values()
-    sizes = {x: len(split) for x, split in named.items() if not any(split is one for one in used)}
+def _unused_splits(named: Mapping[str, Any], used: Collection[str | None]) -> str:
+    """Return a note on the splits that are not `used`; "" if all are."""
+    sizes = {name: len(split) for name, split in named.items() if name not in used}
     if not sizes:
         return ""
     lost, total = sum(sizes.values()), sum(map(len, named.values()))
@@ -134,17 +133,15 @@ def _unused_splits(named: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
     )
 
 
-def _unused_files(dataset: HuggingFace, splits: Iterable[Any], files: Sequence[str]) -> str:
+def _unused_files(dataset: HuggingFace, splits: Mapping[str, Any], files: Sequence[str]) -> str:
     """Return a note on the files that no split has a row of; "" where each has one."""
     if not files:
         return ""
-    used, column = {*files}, dataset.inputs[0]
-    if not dataset.has_rows:
-        for split in splits:
-            if type(split.features.get(column)).__name__ == "Image":
-                used.difference_update(of_suffix(used, picture_suffixes()))
-    if len(used) < len(files):
-        for split in splits:
+    used, pictures = {*files}, of_suffix(files, picture_suffixes())
+    if pictures and not dataset.has_rows:  # each row names its own
+        used.difference_update(pictures)
+        (column,) = dataset.inputs
+        for split in splits.values():
             cells = split.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
             used.update(filter(None, cells.field("path").to_pylist()))
     folder = os.path.realpath(dataset.path)
@@ -153,24 +150,20 @@ def _unused_files(dataset: HuggingFace, splits: Iterable[Any], files: Sequence[s
     return f"leaves out files that no part has a row of: {rest}" if rest else ""
 
 
-def _check_columns(splits: dict[str, Any], dataset: HuggingFace, task: Any, learns: bool) -> None:
-    """Replace splits by ones whose pictures are images. Raise for columns that do not fit."""
-    role, texts = dataset.texts
-    keys = zip(ROLES.get(role, ()), texts, strict=False)
-    columns: dict[str, tuple[str, ...]] = {key: (name,) for key, name in keys}
-    columns = columns or {"input": dataset.inputs}
-    if not dataset.is_causal(task):
-        columns["target"] = names_of(dataset.target)
-    if dataset.group and learns:
-        columns["group"] = (dataset.group,)
+def _checked_splits(
+    splits: Mapping[str, Any], dataset: HuggingFace, task: Any, learns: bool
+) -> dict[str, Any]:
+    """Return splits whose pictures are images. Raise for columns that do not fit."""
+    columns, found = dataset.columns_of(task, learns=learns), {**splits}
     refuse_twice(columns)
     pictures = {"input": not dataset.has_rows, "target": task.takes is Mask}
     for key, names in columns.items():
-        for column, part in itertools.product(names, [*splits]):
+        for column, part in itertools.product(names, splits):
             at = f"dataset.{key}={column}: "
-            splits[part] = _checked(splits[part], part, column, at, pictures.get(key, False))
+            found[part] = _checked(found[part], part, column, at, pictures.get(key, False))
             if key == "target" and part != "train" and not pictures.get(key):
-                _refuse_unlabelled(splits, part, column, task)
+                _refuse_unlabelled(found, part, column, task)
+    return found
 
 
 def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) -> Any:
@@ -238,16 +231,20 @@ def _load(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
         if isinstance(cause, MemoryError):
             full = f"dataset.path={dataset.path}: is read into more memory than there is"
             raise OutOfMemory(full) from error
-        why = first_line(cause)
-        if hasattr(cause, "details"):
-            why = f"its files differ: {cause.details().strip('.')}; dataset.splits leaves parts out"
-        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            why += f", where it is copied to: {cache_dir()}; EXPT_CACHE names another folder"
-        if "::" in folder:
-            why += "; it takes :: for several addresses: rename the folder"
-        raise DataError(
-            f"dataset.path={dataset.path}: cannot be read as a dataset ({why})"
-        ) from error
+        fault = f"cannot be read as a dataset ({_why(cause, folder)})"
+        raise DataError(f"dataset.path={dataset.path}: {fault}") from error
+
+
+def _why(cause: Any, folder: str) -> str:
+    """Return why a folder can't be read, and a fix if one is known."""
+    why = first_line(cause)
+    if hasattr(cause, "details"):
+        why = f"its files differ: {cause.details().strip('.')}; dataset.splits leaves parts out"
+    if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        why += f", where it is copied to: {cache_dir()}; EXPT_CACHE names another folder"
+    if "::" in folder:
+        why += "; it takes :: for several addresses: rename the folder"
+    return why
 
 
 def _load_files(dataset: HuggingFace, folder: str) -> tuple[Mapping[str, Any], Sequence[str]]:

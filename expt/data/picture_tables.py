@@ -22,7 +22,7 @@ from expt.data.folders import files_below, parts_there
 from expt.data.pictures import picture_suffixes
 from expt.data.plain_text import composed
 from expt.data.rows import Rows, Wanted, read_rows, rows_of, targets_as_trained
-from expt.data.table_files import SUFFIXES, Table, open_table
+from expt.data.table_files import SUFFIXES, Damaged, Table, Uses, open_table
 from expt.errors import ConfigError, DataError, ExptError, absent, did_you_mean, listed
 from expt.features import Anything, Classes, Feature, Features, Labels
 from expt.late import pa
@@ -285,7 +285,7 @@ class _Chosen(Table):
     def row(self, number: int) -> str:
         return f"row {self._rows[number] + 1}"
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Any]:
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Any]:
         yield from self._columns.select([*names]).combine_chunks().to_batches()
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from expt.data.columns import (
     counts_rows,
     refuse,
 )
-from expt.data.table_files import Table, files_of, fingerprint, open_table
+from expt.data.table_files import Table, Uses, files_of, fingerprint, open_table
 from expt.data.written import LOCAL, is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
@@ -251,8 +251,9 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
-    targets, features, groups = _columns(table, wanted, names)
-    numbers = _write(table, [*targets, *features, *groups], dict(wanted.texts).values(), file)
+    uses = Uses(wanted.targets, [*dict(wanted.texts).values()], _known_classes(table, wanted))
+    targets, features, groups = _columns(table, wanted, names, uses.classes or {})
+    numbers = _write(table, [*targets, *features, *groups], uses, file)
     if wanted.learns:
         _refuse_either(table, [*targets, *features])
     for group in groups:
@@ -290,12 +291,17 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     return about, classes
 
 
-def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[Column], ...]:
+def _known_classes(table: Table, wanted: Wanted) -> Mapping[str, Sequence[str]]:
+    """Return the classes of columns that are given by their names; targets may be numbers."""
+    if wanted.takes is Classes:
+        return table.classes
+    return {x: each for x, each in table.classes.items() if x not in wanted.targets}
+
+
+def _columns(
+    table: Table, wanted: Wanted, names: Sequence[str], known: Mapping[str, Sequence[str]]
+) -> tuple[list[Column], ...]:
     """Return the columns of targets, of features, which have the `names`, and of groups, if any."""
-    table.targets, table.free = wanted.targets, {column for _, column in wanted.texts}
-    if wanted.takes is not Classes:
-        table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
-    known = table.classes
     are_texts, texts = wanted.takes is Classes, {*wanted.categories}
     texts.update(name for name in names if name in known and are_numbers(known[name]))
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
@@ -314,16 +320,14 @@ def _columns(table: Table, wanted: Wanted, names: Sequence[str]) -> tuple[list[C
     return targets, features, [Column(wanted.group, are_texts=True)]
 
 
-def _write(
-    table: Table, columns: Sequence[Column], others: Iterable[str], file: IO[bytes]
-) -> np.ndarray:
+def _write(table: Table, columns: Sequence[Column], uses: Uses, file: IO[bytes]) -> np.ndarray:
     """Write the numbers of the columns, which have them as their values; return all [N, K].
 
-    Without columns there are as many rows as in the `others`.
+    Without columns there are as many rows as in those of texts.
     """
-    names = [*dict.fromkeys(each.name for each in columns)] or [*others]
+    names = [*dict.fromkeys(each.name for each in columns)] or [*uses.texts]
     with progress.phase(f"reading {table.path}", table.size) as here:
-        for batch in table.batches(names):
+        for batch in table.batches(names, uses=uses):
             if found := [each.read(batch.column(each.name)) for each in columns]:
                 file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
             here.done += batch.num_rows

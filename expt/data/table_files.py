@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from expt.data import other_lines
@@ -23,6 +23,8 @@ from expt.errors import ConfigError, DataError, ExptError, absent, first_line, l
 from expt.late import csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
+Damaged: TypeAlias = "dict[int, str] | None"
+"""The place of reasons why rows are damaged, by their numbers; None to raise them."""
 _BYTES, _CELLS = 1 << 24, 1 << 20
 """Bytes of a .csv, and cells of another file, that are read at a time."""
 SEPARATORS = ",;\t|"
@@ -36,6 +38,17 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """Names that pandas gives to a column without a name, such as the index that it writes."""
 
 
+class Uses(NamedTuple):
+    """The uses of columns, on which the reading of some cells depends."""
+
+    targets: Sequence[str] = ()
+    """columns in which the class -1 stays, for a message; in others it is a gap"""
+    texts: Collection[str] = ()
+    """columns whose cells are data, whatever they look like"""
+    classes: Mapping[str, Sequence[str]] | None = None
+    """columns of numbers that are given by the names of their classes; None: all that have some"""
+
+
 class Table(ABC):
     """A table; at first only the names of its columns are read."""
 
@@ -44,14 +57,10 @@ class Table(ABC):
     separator = SEPARATORS[0]
     """the character between cells"""
     classes: Mapping[str, Sequence[str]] = {}
-    """the classes of columns of numbers that declare theirs, in order; given by their names"""
+    """the classes of columns of numbers that declare theirs, in order"""
     key_of_targets = "dataset.targets"
-    targets: Sequence[str] = ()
-    """columns in which the class -1 stays, for a message; in others it is a gap"""
-    free: Collection[str] = ()
-    """columns of texts, whose cells are data, whatever they look like"""
     parts: Mapping[str, int] = {}
-    """the number of rows in each file or split, by its name, if there are several"""
+    """the rows in each file or split, by its name, if there are several; of files once read"""
     notes: Sequence[str] = ()
     """warnings of parts that are not read"""
 
@@ -62,21 +71,18 @@ class Table(ABC):
         """the columns that pandas wrote as its index, or without a name"""
 
     def batches(
-        self, names: Sequence[str], damaged: dict[int, str] | None = None
+        self, names: Sequence[str], damaged: Damaged = None, uses: Uses | None = None
     ) -> Iterator[Batch]:
         """Yield batches of the columns `names`.
 
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
-        found = dict[int, str]() if damaged is None else damaged
-        self._raises = damaged is None
         with reading(self.path):
-            for batch in self._batches(names, found):
-                if damaged is None and found:
-                    row, why = min(found.items())
-                    raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row)}")
-                yield batch
+            yield from self._batches(names, damaged, uses or Uses())
+
+    @abstractmethod
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]: ...
 
     def row(self, number: int) -> str:
         """Return how a person finds a row, by its number from 0."""
@@ -94,23 +100,28 @@ class Table(ABC):
         """Return the beginning of advice that names the lines of a few wrong rows."""
         return ""
 
-    def _fix(self, row: int) -> str:
-        return ""
 
-    @abstractmethod
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
+def with_classes(
+    batch: Batch,
+    uses: Uses,
+    declared: Mapping[str, Sequence[str]],
+    own: Mapping[str, Sequence[str]],
+) -> Batch:
+    """Return a batch with numbers of the table's `declared` classes by their names.
 
-    def _named(self, batch: Batch, own: Mapping[str, Sequence[str]]) -> Batch:
-        """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
-        for name in {*self.classes}.intersection(batch.schema.names):
-            cells, names = batch.column(name), own.get(name, self.classes[name])
-            known: dict[int, str | None] = dict(enumerate(names))
-            if pa.types.is_integer(cells.type):
-                known |= {} if name in self.targets else {-1: None}
-                found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
-                place = batch.schema.get_field_index(name)
-                batch = batch.set_column(place, name, pa.array(found, pa.string()))
-        return batch
+    A part of the table may count its `own` otherwise.
+    """
+    for name, names in (declared if uses.classes is None else uses.classes).items():
+        place = batch.schema.get_field_index(name)
+        if place < 0 or not pa.types.is_integer(batch.column(place).type):
+            continue
+        known: dict[int, str | None] = dict(enumerate(own.get(name, names)))
+        known |= {} if name in uses.targets else {-1: None}
+        found = [
+            None if x is None else known.get(x, str(x)) for x in batch.column(place).to_pylist()
+        ]
+        batch = batch.set_column(place, name, pa.array(found, pa.string()))
+    return batch
 
 
 def open_table(path: Path) -> Table:
@@ -200,7 +211,7 @@ class Arrays(Table):
         self._table = pa.table(columns, self.names)
         self.size = self._table.num_rows
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]:
         yield from self._table.select([*names]).to_batches(_CELLS // len(names) + 1)
 
 
@@ -222,15 +233,16 @@ class _Parquet(Table):
         schema = self._file.schema_arrow
         super().__init__(path, schema.names)
         indices = (schema.pandas_metadata or {}).get("index_columns", ())
-        self.classes = self._own = _declared(schema.metadata or {})
+        self.classes = _declared(schema.metadata or {})
         self.index |= {name for name in indices if isinstance(name, str)}
         self.size = self._file.metadata.num_rows
         self._there = dict(zip(self.names, schema.names, strict=True))
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]:
         there, number = [self._there[name] for name in names], _CELLS // len(names) + 1
         for batch in self._file.iter_batches(number, columns=there):
-            yield self._named(batch.select(there).rename_columns([*names]), self._own)
+            named = batch.select(there).rename_columns([*names])
+            yield with_classes(named, uses, self.classes, self.classes)
 
 
 def _declared(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
@@ -260,27 +272,32 @@ class _Folder(Table):
     def header_below(self, name: str) -> str:
         return open_table(next(iter(self._files.values()))).header_below(name)
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        first = next(iter(self._files))
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]:
         self.parts = parts = dict[str, int]()
-        self.notes = lost = list[str]()
+        self.notes = notes = list[str]()
+        uses = uses._replace(classes=self.classes if uses.classes is None else uses.classes)
         for part, file in self._files.items():
-            table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
-            table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
-            table.targets, table.free = self.targets, self.free
-            if missing := {*names} - {*table.names, *constant}:
+            table, of_folders, done = open_table(file), _of_folders(part), sum(parts.values())
+            notes += self._surplus(part, table)
+            if missing := {*names} - {*table.names, *of_folders}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
-            if more := listed(x for x in table.names if x not in self.names):
-                lost.append(f"{part} has the column {more}, which is left out: {first} has it not")
-            there, wrong = [x for x in names if x not in constant], dict[int, str]()
+            there = [x for x in names if x not in of_folders] or table.names[:1]
+            wrong: dict[int, str] | None = None if damaged is None else {}
             parts[part] = 0
-            for batch in table.batches(there or table.names[:1], None if self._raises else wrong):
+            for batch in table.batches(there, wrong, uses):
                 size = batch.num_rows
-                same = {x: pa.array([text] * size, pa.string()) for x, text in constant.items()}
-                columns = [same[x] if x in same else batch.column(x) for x in names]
+                same = {x: pa.array([text] * size, pa.string()) for x, text in of_folders.items()}
                 parts[part] += size
-                damaged |= {done + row: why for row, why in wrong.items()}
+                if damaged is not None and wrong:
+                    damaged |= {done + row: why for row, why in wrong.items()}
+                columns = [same[x] if x in same else batch.column(x) for x in names]
                 yield pa.record_batch(columns, [*names])
+
+    def _surplus(self, part: str, table: Table) -> Iterator[str]:
+        """Yield a note on columns that the first file does not have."""
+        if more := listed(x for x in table.names if x not in self.names):
+            first = next(iter(self._files))
+            yield f"{part} has the column {more}, which is left out: {first} has it not"
 
 
 def _of_folders(path: str) -> dict[str, str | None]:
@@ -314,6 +331,25 @@ class _Csv(Table):
     def lines(self, rows: Sequence[int]) -> str:
         return other_lines.lines_of(self.path, self.separator, rows)
 
+    def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]:
+        """Yield all cells as texts: which of them are numbers is decided in `columns`."""
+        found = dict[int, str]() if damaged is None else damaged
+        blank, ends = other_lines.tail(self.path, self.separator)
+        every = [*names]
+        if len(ends) == len(self.names):  # a total may be named in another column, such as an index
+            pairs = zip(self.names, ends, strict=True)
+            every += [x for x, cell in pairs if other_lines.is_word(cell) and x not in names]
+        first, done = None if self.names[0] in uses.texts else self.names[0], 0
+        for batch, is_last in _but_blank(self._read(every, found), blank):
+            if not {*names} <= {*uses.texts}:
+                odd = other_lines.among(batch, first, names, uses.targets, is_last=is_last)
+                found.update({done + row: why for row, why in odd.items()})
+            if damaged is None and found:
+                row, why = min(found.items())
+                raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row)}")
+            done += batch.num_rows
+            yield batch.select([*names])
+
     def _fix(self, row: int) -> str:
         """Return advice for a row that is none, or has too few or too many cells."""
         line, fix = other_lines.line_and_fix(self.path, self.separator, row, self.names)
@@ -322,31 +358,49 @@ class _Csv(Table):
         named = ", ".join(self.names)[:60]
         return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
 
-    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        """Yield all cells as texts: which of them are numbers is decided in `columns`."""
-        blank, ends = other_lines.tail(self.path, self.separator)
-        every = dict.fromkeys(names)  # a total may be named in another column, such as an index
-        if len(ends) == len(self.names):
-            pairs = zip(self.names, ends, strict=True)
-            every |= dict.fromkeys(name for name, cell in pairs if other_lines.is_word(cell))
-        done, held = 0, list[Batch]()
-        first = None if self.names[0] in self.free else self.names[0]
+    def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
+        may_be_open = self._has_odd_quotes()
+        there, unequal = [self._there[name] for name in names], list[Any]()
+        reader = csv.open_csv(
+            self.path,
+            csv.ReadOptions(use_threads=False, block_size=self._block),  # several count no rows
+            _how(self.separator, unequal),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(there, pa.string()),
+                include_columns=there,
+                null_values=[*MISSING],
+                strings_can_be_null=True,
+            ),
+        )
+        last = pa.RecordBatch.from_pylist([], reader.schema)
+        done, above = 0, 2  # lines above the first row, counted from 1, and blank ones
+        for batch in itertools.chain(reader, [last]):
+            places: list[int | None] = [*range(batch.num_rows)] if unequal else []
+            while unequal and (batch is last or unequal[0].number - above <= done + len(places)):
+                row = unequal.pop(0)
+                if not row.text.strip():
+                    above += 1
+                    continue
+                place = row.number - above
+                places.insert(place - done, None)
+                damaged[place] = f"has {row.actual_columns} cells for {len(self.names)} columns"
+                self._unequal.add(place)
+            found = batch.take(pa.array(places, pa.int64())) if None in places else batch
+            done += found.num_rows
+            yield found.rename_columns([*names])
+        if may_be_open and self._ends_in_quotes():
+            where = f"{self.path}: {self.row(done - 1)}"
+            raise DataError(f"{where}: a quote is not closed up to the end of the file")
 
-        def looked_at(batch: Batch, *, is_last: bool = False) -> Batch:
-            if {*names} <= {*self.free}:
-                return batch.select([*names])
-            odd = other_lines.among(batch, first, names, self.targets, is_last=is_last)
-            damaged.update({done + row: why for row, why in odd.items()})
-            return batch.select([*names])
+    def _has_odd_quotes(self) -> bool:
+        """Return whether the number of quotes is odd.
 
-        for batch in self._read([*every], damaged):
-            held.append(batch)
-            while sum(each.num_rows for each in held[1:]) > blank:
-                yield looked_at(held[0])
-                done += held.pop(0).num_rows
-        rest = pa.Table.from_batches(held).slice(0, sum(each.num_rows for each in held) - blank)
-        for batch in rest.combine_chunks().to_batches():
-            yield looked_at(batch, is_last=True)
+        Raise UnicodeDecodeError for a text that is not UTF-8, of which pyarrow prints a traceback.
+        """
+        with self.path.open("rb") as file:
+            blocks = iter(lambda: file.read(_BYTES), b"")
+            return sum(text.count('"') for text in codecs.iterdecode(blocks, "utf-8")) % 2 == 1
 
     def _ends_in_quotes(self) -> bool:
         """Return whether a quote at the beginning of a cell is not closed; others are signs."""
@@ -358,42 +412,17 @@ class _Csv(Table):
         python_csv.field_size_limit(limit)
         return last != ["end"]
 
-    def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
-        there, odd = [self._there[name] for name in names], list[Any]()
-        done, skipped = 0, 2
-        with self.path.open("rb") as file:
-            blocks = iter(lambda: file.read(_BYTES), b"")
-            quotes = sum(text.count('"') for text in codecs.iterdecode(blocks, "utf-8"))
-        reader = csv.open_csv(
-            self.path,
-            csv.ReadOptions(use_threads=False, block_size=self._block),  # several count no rows
-            _how(self.separator, odd),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(there, pa.string()),
-                include_columns=there,
-                null_values=[*MISSING],
-                strings_can_be_null=True,
-            ),
-        )
-        last = pa.RecordBatch.from_pylist([], reader.schema)
-        for batch in itertools.chain(reader, [last]):
-            places: list[int | None] = [*range(batch.num_rows)] if odd else []
-            while odd and (batch is last or odd[0].number - skipped <= done + len(places)):
-                row = odd.pop(0)
-                if not row.text.strip():
-                    skipped += 1
-                    continue
-                place = row.number - skipped
-                places.insert(place - done, None)
-                damaged[place] = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                self._unequal.add(place)
-            found = batch.take(pa.array(places, pa.int64())) if None in places else batch
-            done += found.num_rows
-            yield found.rename_columns([*names])
-        if quotes % 2 and self._ends_in_quotes():
-            where = f"{self.path}: {self.row(done - 1)}"
-            raise DataError(f"{where}: a quote is not closed up to the end of the file")
+
+def _but_blank(batches: Iterator[Batch], blank: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield batches without the last `blank` rows, and whether each has the last row."""
+    held = list[Batch]()
+    for batch in batches:
+        held.append(batch)
+        while sum(each.num_rows for each in held[1:]) > blank:
+            yield held.pop(0), False
+    rest = pa.Table.from_batches(held)
+    for batch in rest.slice(0, rest.num_rows - blank).combine_chunks().to_batches():
+        yield batch, True
 
 
 def _how(separator: str, odd: list[Any]) -> Any:

@@ -18,7 +18,7 @@ from expt.data.cache import digest, read_or_fill
 from expt.data.columns import texts_of
 from expt.data.loader import Held
 from expt.data.overlap import COPIES, UNLIKE, Digests
-from expt.data.table_files import Table
+from expt.data.table_files import Table, Uses
 from expt.data.tokenizer import Tokenizer, fingerprint
 from expt.errors import DataError
 from expt.features import NO_TARGET, Feature, Text
@@ -82,9 +82,7 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
 
     def write(folder: Path) -> None:
         reader = Tokenizer(name, role, most, is_causal=is_causal)
-        table = open_table()
-        table.free = columns
-        about = _write(table, columns, reader, folder)
+        about = _write(open_table(), columns, reader, folder)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def mapped(folder: Path) -> Texts:
@@ -107,7 +105,7 @@ def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path
     ids, marks, types = [np.empty(0, kind)], [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]
     lengths, gaps, cut, silent = list[int](), 0, 0, 0
     with progress.phase(f"reading the texts of {table.path}", table.size) as here:
-        for whole in table.batches(columns):
+        for whole in table.batches(columns, uses=Uses(texts=columns)):
             for start in range(0, whole.num_rows, _AT_A_TIME):
                 cells = [whole.column(name).slice(start, _AT_A_TIME) for name in columns]
                 gaps += sum(each.null_count for each in cells)

@@ -21,7 +21,7 @@ from expt.data.columns import (
     unknown_texts,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
+from expt.data.table_files import SUFFIXES, Arrays, Table, Uses, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Text, Tokens
 from expt.features.feature import new_names
@@ -175,7 +175,7 @@ class Rows(Inputs):
         own = self.columns
         (table, taken, order), done = opened, 0
         others = [name for name in own if name in table.names and name not in taken]
-        for batch in table.batches([*taken, *others], damaged):
+        for batch in table.batches([*taken, *others], damaged, self._uses(taken)):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)
             values = values[:, order]
@@ -200,6 +200,10 @@ class Rows(Inputs):
             if not counted:
                 continue
             warn(f"{path}: {self._unknown(name, counted)}")
+
+    def _uses(self, taken: Sequence[str]) -> Uses:
+        """Return how the columns that are `taken` are used."""
+        return Uses()
 
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         """Return the names of the numbers that a column becomes; a date is several."""
@@ -303,10 +307,8 @@ class TextRows(Rows):
             yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
         yield from super().pieces(size)
 
-    def _open(self, path: str) -> Any:
-        opened = super()._open(path)
-        opened.table.free = opened.taken
-        return opened
+    def _uses(self, taken: Sequence[str]) -> Uses:
+        return Uses(texts=taken)
 
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         return [name]

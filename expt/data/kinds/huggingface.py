@@ -27,7 +27,7 @@ from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wante
 from expt.data.pictures import MODES, Picture, look_at, open_picture, picture_suffixes, report_found
 from expt.data.rows import Wanted, cached_rows, rows_of, targets_as_trained, with_logs
 from expt.errors import ConfigError, DataError
-from expt.features import Anything, Classes, Labels, Mask, Numbers, Tokens
+from expt.features import ROLES, Anything, Classes, Labels, Mask, Numbers, Tokens
 from expt.late import np, torch
 from expt.machine import usable_cpus
 
@@ -74,6 +74,19 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
     def inputs(self) -> tuple[str, ...]:
         """The columns that have the inputs."""
         return self.texts[1] or names_of(self.input)
+
+    def columns_of(self, task: Any, *, learns: bool) -> dict[str, tuple[str, ...]]:
+        """Return the columns of a run, by the keys that name them."""
+        role, texts = self.texts
+        found = dict[str, tuple[str, ...]]()
+        for key, name in zip(ROLES.get(role, ()), texts, strict=False):
+            found[key] = (name,)
+        found = found or {"input": self.inputs}
+        if not self.is_causal(task):
+            found["target"] = names_of(self.target)
+        if self.group and learns:
+            found["group"] = (self.group,)
+        return found
 
     def problems(self, task: Any) -> list[str]:
         standardises, transform = self.standardise_targets, self.target_transform
