@@ -1,4 +1,4 @@
-"""A person's own modules: which they are, a digest of their source, and those that are imported.
+"""A person's own modules: which they are, their source by names and as imported, its changes since.
 
 A class's code is its module, and the person's own modules that it imports. Modules that are reached
 otherwise, as by importlib.import_module, are seen only by the run, which records its imports. Free
@@ -62,11 +62,8 @@ def is_installed(path: Path | str) -> bool:
 def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
     expt = Path(__file__).parents[1]
     own = (os.path.dirname(os.__file__), str(expt), str(expt.with_name("hydra_plugins")))
-    of_packages = [
-        each
-        for each in path
-        if each.endswith(("site-packages", "dist-packages")) or _is_target(each)
-    ]
+    ends = ("site-packages", "dist-packages")
+    of_packages = (each for each in path if each.endswith(ends) or _is_target(each))
     return tuple(f"{folder}/" for folder in (*own, *of_packages))
 
 
@@ -81,6 +78,23 @@ def is_of_main(target: str) -> bool:
     return target.startswith(PREFIX)
 
 
+def own_files() -> dict[str, str]:
+    """Return the person's own modules that are imported, by name, and the absolute file of each.
+
+    Left out are `__main__`, modules made of its classes, and those that are not in `sys.modules`.
+    """
+    found, installed = dict[str, str](), _installed(tuple(map(str, sys.path)))
+    for name, module in sys.modules.copy().items():  # a thread may import meanwhile
+        spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
+        if not isinstance(spec, ModuleSpec) or not spec.has_location:
+            continue
+        file = getattr(spec.loader, "archive", None) or str(spec.origin)  # that of a zip
+        is_made = name.startswith((PREFIX, "__"))
+        if not is_made and not file.startswith(installed) and os.path.isfile(file):
+            found[name] = os.path.abspath(file)
+    return found
+
+
 def place_of(error: BaseException) -> str:
     """Return ` (FILE, line 1)`, where in the person's own code an error was raised, or ""."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -90,32 +104,33 @@ def place_of(error: BaseException) -> str:
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the dotted names of custom classes in a configuration or a record of one.
-
-    Those among the arguments of others are among them.
-    """
+    """Return the dotted names of custom classes, those among the arguments of others too."""
     return tuple(named_in(plain(settings)))
 
 
 def named_in(node: Any) -> Iterator[str]:
     """Yield the values of `_target_` in nested settings."""
-    if isinstance(node, Mapping):
-        own = node.get("target") if node.get("name") == "_target_" else node.get("_target_")
+    for _, each in _mappings(node):
+        own = each.get("target") if each.get("name") == "_target_" else each.get("_target_")
         if isinstance(own, str):
             yield own
-    if isinstance(node, Mapping | list | tuple):
-        for below in node.values() if isinstance(node, Mapping) else node:
-            yield from named_in(below)
 
 
-def frozen_in(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def frozen_in(node: Any) -> Iterator[tuple[str, str]]:
     """Yield the key of each frozen network's weights in nested settings, and their name."""
-    if isinstance(node, Mapping) and node.get("_target_") == "expt.Frozen" and "weights" in node:
-        yield f"{path}.weights", str(node["weights"])
+    for key, each in _mappings(node):
+        if each.get("_target_") == "expt.Frozen" and "weights" in each:
+            yield f"{key}.weights", str(each["weights"])
+
+
+def _mappings(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the key of each mapping in nested settings, and the mapping."""
+    if isinstance(node, Mapping):
+        yield key, node
     if isinstance(node, Mapping | list | tuple):
-        for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            name = f"{path}.{key}".lstrip(".").replace(".kwargs.", ".")
-            yield from frozen_in(below, name.removesuffix(".kwargs"))
+        for name, below in node.items() if isinstance(node, Mapping) else enumerate(node):
+            is_typed = not key or name != "kwargs"  # arguments are typed next to their `_target_`
+            yield from _mappings(below, f"{key}.{name}".lstrip(".") if is_typed else key)
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
@@ -193,65 +208,6 @@ def fingerprint(names: Sequence[str]) -> str | None:
     return total.hexdigest()[:12]
 
 
-def check_caches(files: Iterable[str | Path]) -> None:
-    """Have Python import these files as their source is.
-
-    Python takes a .pyc for that of any source of the same size and, in whole seconds, the same
-    time, and `cp -p`, rsync and git bring such files. A .pyc that has a checksum of its source
-    (PEP 552) is compared by that.
-    """
-    for file in map(Path, files):
-        with contextlib.suppress(OSError, py_compile.PyCompileError, NotImplementedError):
-            if file.suffix != ".py" or _has_checksum(file):
-                continue
-            if sys.dont_write_bytecode:
-                Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-                continue
-            mode = py_compile.PycInvalidationMode.CHECKED_HASH
-            py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
-
-
-def _has_checksum(file: Path) -> bool:
-    try:
-        with open(importlib.util.cache_from_source(str(file)), "rb") as cached:
-            magic, flags = cached.read(4), int.from_bytes(cached.read(4), "little")
-    except FileNotFoundError:
-        return False
-    return magic == importlib.util.MAGIC_NUMBER and flags == 0b11
-
-
-def hash_now(path: str) -> str | None:
-    """Return the hash of a file, or of the modules in a folder; None without either."""
-    try:
-        if os.path.isdir(path):
-            names = sorted(module.name for module in pkgutil.iter_modules([path]))
-            return _hash("\n".join(names).encode())
-        return _hash(Path(path).read_bytes())
-    except OSError:
-        return None
-
-
-def _hash(source: bytes) -> str:
-    return hashlib.sha256(source).hexdigest()[:12]
-
-
-def own_files() -> dict[str, str]:
-    """Return the person's own modules that are imported, by name, and the absolute file of each.
-
-    Left out are `__main__`, modules made of its classes, and those that are not in `sys.modules`.
-    """
-    found, installed = dict[str, str](), _installed(tuple(map(str, sys.path)))
-    for name, module in sys.modules.copy().items():  # a thread may import meanwhile
-        spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
-        if not isinstance(spec, ModuleSpec) or not spec.has_location:
-            continue
-        file = getattr(spec.loader, "archive", None) or str(spec.origin)  # that of a zip
-        is_made = name.startswith((PREFIX, "__"))
-        if not is_made and not file.startswith(installed) and os.path.isfile(file):
-            found[name] = os.path.abspath(file)
-    return found
-
-
 def as_imported(
     named: Collection[str] = (), path: Sequence[str] | None = None
 ) -> dict[str, Imported]:
@@ -263,21 +219,25 @@ def as_imported(
     statements name only those in `named`. A file is relative where it is below the current folder.
     `path` is `sys.path` before these modules could change it.
     """
-    here, found = os.getcwd() + os.sep, dict[str, Imported]()
-    for name, file in own_files().items():
-        module, spec = sys.modules[name], sys.modules[name].__spec__
-        if spec and id(spec) not in _seen:
-            _seen[id(spec)] = spec, (_is_as_now(module, spec) and hash_now(file)) or ""
-        found[name] = {"file": file.removeprefix(here), "hash": _seen[id(spec)][1]}
-    for package in {name.rpartition(".")[0] for name in found.keys() - {*named}}:
+    here, found, files = os.getcwd() + os.sep, dict[str, Imported](), own_files()
+    hashes = {name: (file, _hash_at_import(name, file)) for name, file in files.items()}
+    for package in {name.rpartition(".")[0] for name in files.keys() - {*named}}:
         for folder in getattr(sys.modules.get(package), "__path__", ()):
-            if {f"{package}.{each.name}" for each in pkgutil.iter_modules([folder])} <= {*found}:
-                listed = hash_now(folder) or ""
-                found[package + _PACKAGE] = {"file": folder.removeprefix(here), "hash": listed}
-    for name, imported in found.items():
-        if _by_name(name, path) != os.path.abspath(imported["file"]):
-            imported["by_path"] = True
+            if {f"{package}.{each.name}" for each in pkgutil.iter_modules([folder])} <= {*files}:
+                hashes[package + _PACKAGE] = folder, hash_now(folder) or ""
+    for name, (file, content) in hashes.items():
+        found[name] = {"file": file.removeprefix(here), "hash": content}
+        if _by_name(name, path) != os.path.abspath(file):
+            found[name]["by_path"] = True
     return found
+
+
+def _hash_at_import(name: str, file: str) -> str:
+    """Return the hash of a module's file when this was first asked; "" if it was edited before."""
+    module, spec = sys.modules[name], sys.modules[name].__spec__
+    if spec and id(spec) not in _seen:
+        _seen[id(spec)] = spec, (_is_as_now(module, spec) and hash_now(file)) or ""
+    return _seen[id(spec)][1]
 
 
 def _is_as_now(module: ModuleType, spec: ModuleSpec) -> bool:
@@ -303,25 +263,19 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
-@contextlib.contextmanager
-def as_on_disk() -> Iterator[None]:
-    """Import the person's own modules within the body as a new process does.
+def hash_now(path: str) -> str | None:
+    """Return the hash of a file, or of the modules in a folder; None without either."""
+    try:
+        if os.path.isdir(path):
+            names = sorted(module.name for module in pkgutil.iter_modules([path]))
+            return _hash("\n".join(names).encode())
+        return _hash(Path(path).read_bytes())
+    except OSError:
+        return None
 
-    Afterwards the modules of this process are those that it had; objects made keep their classes.
-    """
-    with _lock:
-        before = {name: sys.modules.pop(name) for name in own_files()}
-        importlib.invalidate_caches()
-        try:
-            yield
-        finally:
-            for name in own_files():
-                del sys.modules[name]
-            for name, module in before.items():
-                sys.modules[name] = module
-                above, _, last = name.rpartition(".")
-                if above in sys.modules:
-                    setattr(sys.modules[above], last, module)
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:12]
 
 
 def changed(record: Mapping[str, Any]) -> list[str]:
@@ -389,3 +343,51 @@ def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) ->
         return []
     concerned = {*own_modules(names), *(record or {}).get("imported", ())}
     return [os.path.relpath(here[name]["file"]) for name in edited if name in concerned]
+
+
+@contextlib.contextmanager
+def as_on_disk() -> Iterator[None]:
+    """Import the person's own modules within the body as a new process does.
+
+    Afterwards the modules of this process are those that it had; objects made keep their classes.
+    """
+    with _lock:
+        before = {name: sys.modules.pop(name) for name in own_files()}
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            for name in own_files():
+                del sys.modules[name]
+            for name, module in before.items():
+                sys.modules[name] = module
+                above, _, last = name.rpartition(".")
+                if above in sys.modules:
+                    setattr(sys.modules[above], last, module)
+
+
+def check_caches(files: Iterable[str | Path]) -> None:
+    """Have Python import these files as their source is.
+
+    Python takes a .pyc for that of any source of the same size and, in whole seconds, the same
+    time, and `cp -p`, rsync and git bring such files. A .pyc that has a checksum of its source
+    (PEP 552) is compared by that.
+    """
+    for file in map(Path, files):
+        with contextlib.suppress(OSError, py_compile.PyCompileError, NotImplementedError):
+            if file.suffix != ".py" or _has_checksum(file):
+                continue
+            if sys.dont_write_bytecode:
+                Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+                continue
+            mode = py_compile.PycInvalidationMode.CHECKED_HASH
+            py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
+
+
+def _has_checksum(file: Path) -> bool:
+    try:
+        with open(importlib.util.cache_from_source(str(file)), "rb") as cached:
+            magic, flags = cached.read(4), int.from_bytes(cached.read(4), "little")
+    except FileNotFoundError:
+        return False
+    return magic == importlib.util.MAGIC_NUMBER and flags == 0b11

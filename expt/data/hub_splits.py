@@ -78,7 +78,7 @@ class SplitTable(Table):
             chosen, own = split.select_columns([*names]), _class_names(split.features)
             for table in chosen.with_format("arrow").iter(max(1, 2**21 // len(names))):
                 for batch in table.combine_chunks().to_batches():
-                    yield with_classes(batch.select([*names]), uses, self.classes, own)
+                    yield with_classes(batch.select([*names]), uses, own)
 
 
 def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from expt.data.cache import CachedImages
 from expt.data.checked_samples import Transformed, as_it_is, checked_image, to_tensor
 from expt.data.checksums import Checksums
-from expt.data.kinds import DatasetConfig, Opening, mask_of
+from expt.data.kinds import OfPictures, Opening
 from expt.data.loader import Held, Loader, loading
 from expt.data.loading import LoaderOptions
 from expt.data.memory import InMemory, eval_batch_size
@@ -237,10 +237,10 @@ def pictures_of(
 
 
 def of_masks(
-    dataset: DatasetConfig, pairs: Mapping[str, Any], how: Opening, sums: Checksums | None = None
+    dataset: OfPictures, pairs: Mapping[str, Any], how: Opening, sums: Checksums | None = None
 ) -> Source:
     """Return the parts of pairs of a picture and its mask."""
-    values = mask_of(dataset, how.task)
+    values = dataset.mask(how.task)
     masks: Mapping[str, Any] = pictures_of(
         dataset, pairs, sums, functools.partial(MaskPictures, values=values)
     )

@@ -96,39 +96,25 @@ class NamedPictures:
 
         Raise DataError where another column, such as one that counts the rows, may be it.
         """
-        found = {column: self._named_by(texts) for column, texts in head.items()}
-        found = {column: named for column, named in found.items() if named.number}
-        if not found:
+        find = functools.cache(lambda text: tuple(self.find(text)))
+        rows = {column: [*map(find, texts)] for column, texts in head.items()}
+        # Each picture counts once, else classes 0 to 9 would count each row for one of ten.
+        numbers = {column: len({*places} - {()}) for column, places in rows.items()}
+        whole = {x: any(map(self._has_suffix, texts)) for x, texts in head.items()}
+        best = max(rows, key=lambda column: (whole[column], numbers[column]), default="")
+        if not best or not numbers[best]:
             return None
-        best = max(found, key=lambda column: (found[column].with_suffix, found[column].number))
-        for column, named in found.items():
-            if named.may_replace(found[best]):
+        for column, places in rows.items():
+            differs = any(x and y and x != y for x, y in zip(places, rows[best], strict=True))
+            are_ids = sum(map(bool, places)) == numbers[column] > max(1, len(places) / 2)
+            if differs and are_ids and whole[column] == whole[best]:
                 fault = f"columns {best} and {column} both name pictures, each in other rows"
                 raise DataError(f"{at}: {fault}; remove one, or write names with their suffix")
         return best
 
-    def _named_by(self, texts: Sequence[str]) -> _Named:
-        places = {text: tuple(self.find(text)) for text in {*texts}}
-        last = (os.path.basename(x.replace("\\", "/")) for x, found in places.items() if found)
-        with_suffix, rows = any(x in self._names for x in last), [places[text] for text in texts]
-        return _Named(with_suffix, len({*rows} - {()}), rows)
-
-
-class _Named(NamedTuple):
-    """The pictures that a column names."""
-
-    with_suffix: bool
-    """True if one is named with its suffix"""
-    number: int
-    """Each counts once, else a column of classes 0 to 9 would count each row for one of ten."""
-    rows: list[tuple[int, ...]]
-    """The places of the pictures that each row may mean."""
-
-    def may_replace(self, best: _Named) -> bool:
-        """Return whether it names others than the `best`, one in most rows and none twice."""
-        differs = any(x and y and x != y for x, y in zip(self.rows, best.rows, strict=True))
-        are_ids = sum(map(bool, self.rows)) == self.number > max(1, len(self.rows) / 2)
-        return differs and are_ids and self.with_suffix == best.with_suffix
+    def _has_suffix(self, name: str) -> bool:
+        """Return whether it names a picture with its suffix."""
+        return os.path.basename(name.replace("\\", "/")) in self._names and bool(self.find(name))
 
 
 def _head_of(table: Table, most: int | None = _HEAD) -> dict[str, list[str]]:
@@ -147,9 +133,6 @@ def _read(table: Table, names: Sequence[str]) -> Any:
 def _texts(columns: Any) -> list[str]:
     """Return the only column as texts."""
     return texts_of(columns.column(0).chunk(0))
-
-
-# ---- a list of labels ----
 
 
 def path_of(labels: str, root: str) -> Path:
@@ -371,9 +354,6 @@ def _agree(texts: Sequence[str], of_rows: Sequence[Collection[int]]) -> bool:
     """Return whether each text stands for one of the classes that rows may have, and it alone."""
     number, pairs = len(set[int]().union(*of_rows)), {*zip(texts, map(min, of_rows), strict=True)}
     return len(pairs) == len({*texts}) == number
-
-
-# ---- a file of groups ----
 
 
 def groups_of(

@@ -251,8 +251,10 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
     names, left_out = _candidates(table, wanted)
-    uses = Uses(wanted.targets, [*dict(wanted.texts).values()], _known_classes(table, wanted))
-    targets, features, groups = _columns(table, wanted, names, uses.classes or {})
+    plain = () if wanted.takes is Classes else wanted.targets
+    known = {x: each for x, each in table.classes.items() if x not in plain}
+    uses = Uses(wanted.targets, [*dict(wanted.texts).values()], known)
+    targets, features, groups = _columns(table, wanted, names, known)
     numbers = _write(table, [*targets, *features, *groups], uses, file)
     if wanted.learns:
         _refuse_either(table, [*targets, *features])
@@ -289,13 +291,6 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "gaps": [part for part, each in of_part.items() if each.has_gaps],
     }
     return about, classes
-
-
-def _known_classes(table: Table, wanted: Wanted) -> Mapping[str, Sequence[str]]:
-    """Return the classes of columns that are given by their names; targets may be numbers."""
-    if wanted.takes is Classes:
-        return table.classes
-    return {x: each for x, each in table.classes.items() if x not in wanted.targets}
 
 
 def _columns(

@@ -78,8 +78,11 @@ class Table(ABC):
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
+        uses = uses or Uses()
+        if uses.classes is None:
+            uses = uses._replace(classes=self.classes)
         with reading(self.path):
-            yield from self._batches(names, damaged, uses or Uses())
+            yield from self._batches(names, damaged, uses)
 
     @abstractmethod
     def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]: ...
@@ -101,25 +104,15 @@ class Table(ABC):
         return ""
 
 
-def with_classes(
-    batch: Batch,
-    uses: Uses,
-    declared: Mapping[str, Sequence[str]],
-    own: Mapping[str, Sequence[str]],
-) -> Batch:
-    """Return a batch with numbers of the table's `declared` classes by their names.
-
-    A part of the table may count its `own` otherwise.
-    """
-    for name, names in (declared if uses.classes is None else uses.classes).items():
+def with_classes(batch: Batch, uses: Uses, own: Mapping[str, Sequence[str]]) -> Batch:
+    """Return a batch with classes by their names; a part of a table may have its `own`."""
+    for name, names in (uses.classes or {}).items():
         place = batch.schema.get_field_index(name)
-        if place < 0 or not pa.types.is_integer(batch.column(place).type):
+        if place < 0 or not pa.types.is_integer((cells := batch.column(place)).type):
             continue
         known: dict[int, str | None] = dict(enumerate(own.get(name, names)))
         known |= {} if name in uses.targets else {-1: None}
-        found = [
-            None if x is None else known.get(x, str(x)) for x in batch.column(place).to_pylist()
-        ]
+        found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
         batch = batch.set_column(place, name, pa.array(found, pa.string()))
     return batch
 
@@ -242,7 +235,7 @@ class _Parquet(Table):
         there, number = [self._there[name] for name in names], _CELLS // len(names) + 1
         for batch in self._file.iter_batches(number, columns=there):
             named = batch.select(there).rename_columns([*names])
-            yield with_classes(named, uses, self.classes, self.classes)
+            yield with_classes(named, uses, self.classes)
 
 
 def _declared(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
@@ -275,7 +268,6 @@ class _Folder(Table):
     def _batches(self, names: Sequence[str], damaged: Damaged, uses: Uses) -> Iterator[Batch]:
         self.parts = parts = dict[str, int]()
         self.notes = notes = list[str]()
-        uses = uses._replace(classes=self.classes if uses.classes is None else uses.classes)
         for part, file in self._files.items():
             table, of_folders, done = open_table(file), _of_folders(part), sum(parts.values())
             notes += self._surplus(part, table)

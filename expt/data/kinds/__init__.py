@@ -115,10 +115,34 @@ class DatasetConfig:
     OFFERS: ClassVar[tuple[type[Feature], ...]] = (Classes,)
     """The targets that it has for a task; a custom task takes any."""
 
+    # ---- its settings, as rules, reports and records ask for them ----
+
+    @property
+    def label(self) -> str:
+        """How it is chosen, for messages."""
+        return f"dataset={self.name}"
+
+    def title(self, chosen: str | None, typed: Mapping[str, Any]) -> str:
+        """Return its name in reports, by the word that chose it and the keys that were typed."""
+        return Path(str(typed["path"])).stem if typed.get("path") else chosen or self.name
+
+    def note(self, used: Literal["to train", "to evaluate", "for pictures"]) -> str:
+        """Return a warning where it is used to train only, to evaluate only, or for pictures."""
+        return ""
+
+    def problems(self, task: Any) -> list[str]:
+        """Return contradictions among its own keys, or with the task, one line each."""
+        return []
+
+    @property
+    def counted_as(self) -> Mapping[str, str]:
+        """The keys that count by another value for the run's identity, which has their files."""
+        return {}
+
     @property
     def needed(self) -> tuple[int, int] | None:
         """The height and width that pictures are decoded at, at the least; None: as they are."""
-        return getattr(self, "image_size", None) if getattr(self, "draft", False) else None
+        return None
 
     @property
     def texts(self) -> tuple[str, tuple[str, ...]]:
@@ -128,46 +152,13 @@ class DatasetConfig:
     def is_causal(self, task: Any) -> bool:
         """Return whether the tokens of texts are targets, too."""
         role, _ = self.texts
-        return role in ("prompt", "messages") or (
-            role != "" and task is not None and task.takes is Tokens
-        )
+        return role in ("prompt", "messages") or bool(role and task and task.takes is Tokens)
 
-    def keep(self, folder: Path) -> None:
-        """Copy the tokenizer of texts into a folder of the run."""
+    def known_features(self, vocabulary: int | None = None) -> Features | None:
+        """Return its features, if no file of samples need be read.
 
-    @property
-    def counted_as(self) -> Mapping[str, str]:
-        """The keys that count by another value for the run's identity, which has their files."""
-        return {}
-
-    @property
-    def label(self) -> str:
-        """How it is chosen, for messages."""
-        return f"dataset={self.name}"
-
-    def mask_classes(self) -> int | None:
-        """Return the number of classes in its masks, if it says so."""
-        return None
-
-    def problems(self, task: Any) -> list[str]:
-        """Return contradictions among its own keys, or with the task, one line each."""
-        return []
-
-    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
-        """Find, else download, decode and check the files, in the driver; quick if that is done.
-
-        The configured `task` takes its targets, and `learns` says whether it is trained on. Return
-        a check that takes longer, and may be done while a run trains. Raise DataError that names
-        missing or damaged files.
+        Of a text whose tokenizer is not there the `vocabulary` is the number of tokens.
         """
-        return None
-
-    def described(self, task: Any) -> str:
-        """Return a line on the parts of the files that a run takes; printed at its start."""
-        return ""
-
-    def fingerprint(self) -> str | None:
-        """Return a digest of the files; None if the settings say it all."""
         return None
 
     def parts(self) -> Collection[str] | None:
@@ -182,54 +173,65 @@ class DatasetConfig:
         """Return whether it may have samples that validate."""
         return self.val_fraction > 0 or self.folds is not None
 
-    def opening(self) -> Literal["at once", "slowly", "in turn"]:
-        """Return how workers open it: slowly to look at pictures, in turn if it may download."""
-        return "at once"
-
-    def look(self, source: Source) -> None:
-        """Look at pictures that `prepare` could not see. Raise DataError for all that is wrong."""
-
     def evaluated_at_once(self, trained: int) -> int | None:
         """Return the samples of a worker's evaluation step, if no more than it has `trained` on."""
         return None
 
-    def title(self, chosen: str | None, typed: Mapping[str, Any]) -> str:
-        """Return its name in reports, by the word that chose it and the keys that were typed."""
-        return Path(str(typed["path"])).stem if typed.get("path") else chosen or self.name
+    # ---- its files, in the driver ----
 
-    def note(self, used: Literal["to train", "to evaluate", "for pictures"]) -> str:
-        """Return a warning where it is used to train only, to evaluate only, or for pictures."""
+    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
+        """Find, else download, decode and check the files; quick if that is done.
+
+        The configured `task` takes its targets, and `learns` says whether it is trained on. Return
+        a check that takes longer, and may be done while a run trains. Raise DataError that names
+        missing or damaged files.
+        """
+        return None
+
+    def fingerprint(self) -> str | None:
+        """Return a digest of the files; None if the settings say it all."""
+        return None
+
+    def described(self, task: Any) -> str:
+        """Return a line on the parts of the files that a run takes; printed at its start."""
         return ""
 
+    def keep(self, folder: Path) -> None:
+        """Copy the tokenizer of texts into a folder of the run."""
+
+    # ---- its samples, on a worker ----
+
+    def opening(self) -> Literal["at once", "slowly", "in turn"]:
+        """Return how workers open it: slowly to look at pictures, in turn if it may download."""
+        return "at once"
+
     def open(self, how: Opening) -> Source:
-        """Return its parts, on a worker."""
+        """Return its parts."""
         raise NotImplementedError
+
+    def look(self, source: Source) -> None:
+        """Look at pictures that `prepare` could not see. Raise DataError for all that is wrong."""
+
+    # ---- predictions ----
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return a function that says where a sample of a split is from, by its number."""
         return lambda index: {"index": index}
-
-    def known_features(self, vocabulary: int | None = None) -> Features | None:
-        """Return its features, if no file of samples need be read.
-
-        Of a text whose tokenizer is not there the `vocabulary` is the number of tokens.
-        """
-        return None
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, for a prediction. Raise ConfigError if they are unknown."""
-        fix = "give tokens, int64 [N, length], or --split"
-        raise ConfigError(f"{self.label}: how it makes tokens of a text is not known; {fix}")
-
-    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number and the tokens of each line of a text; raise as `encode` does."""
-        yield 0, np.array(self.encode(""))
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Raise ConfigError for images of a file that are not counted as those of training."""
         low, high = images.min(), images.max()
         if images.dtype.kind == "f" and not (low >= 0 and high <= 1):
             raise ConfigError(f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raise ConfigError if they are unknown."""
+        fix = "give tokens, int64 [N, length], or --split"
+        raise ConfigError(f"{self.label}: how it makes tokens of a text is not known; {fix}")
+
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        """Return the number and the tokens of each line of a text; raise as `encode` does."""
+        return iter([(0, np.array(self.encode("")))])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -301,26 +303,38 @@ class OfTexts(DatasetConfig):
         return found
 
 
-def mask_of(dataset: DatasetConfig, task: Any) -> Mask:
-    """Return the feature of masks, by the number of classes of the dataset, else of the task."""
-    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
-    return Mask(num_classes=dataset.mask_classes() or task.num_classes, **settings)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OfPictures(DatasetConfig):
+    """Pictures of any size, whose targets may be masks."""
 
+    if TYPE_CHECKING:
+        image_size: Any
+        draft: bool
 
-def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
-    """Return contradictions of keys and a dataset of masks, one line each."""
-    problems, name, known = [], dataset.name, dataset.mask_classes()
-    if dataset.augment.is_set:
-        problems.append(
-            f"dataset.augment: moves images without their masks; leave it out of {name}"
-        )
-    if getattr(dataset, "transforms", None):
-        problems.append("dataset.transforms: move images without their masks; leave them out")
-    if task.takes is Mask:
-        if known is None and task.num_classes is None:
-            problems.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")
-        elif known is not None and task.num_classes not in (None, known):
-            problems.append(
-                f"task.num_classes={task.num_classes}: dataset={name} has {known}; leave it out"
+    @property
+    def needed(self) -> tuple[int, int] | None:
+        return self.image_size if self.draft else None
+
+    def mask_classes(self) -> int | None:
+        """Return the number of classes in its masks, if it says so."""
+        return None
+
+    def mask(self, task: Any) -> Mask:
+        """Return the feature of masks, by the number of classes of the dataset, else of a task."""
+        settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
+        return Mask(num_classes=self.mask_classes() or task.num_classes, **settings)
+
+    def problems_of_masks(self, task: Any) -> list[str]:
+        """Return contradictions of the keys of masks and the task, one line each."""
+        found, name, known = list[str](), self.name, self.mask_classes()
+        if self.augment.is_set:
+            found.append(
+                f"dataset.augment: moves images without their masks; leave it out of {name}"
             )
-    return problems
+        if task.takes is Mask:
+            if known is None and task.num_classes is None:
+                found.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")
+            elif known is not None and task.num_classes not in (None, known):
+                fix = f"dataset={name} has {known}; leave it out"
+                found.append(f"task.num_classes={task.num_classes}: {fix}")
+        return found

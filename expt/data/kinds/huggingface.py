@@ -42,7 +42,7 @@ _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[dat
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(kinds.Images, kinds.OfTexts):
+class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
     """Images by the name of their column; rows of numbers, by a list of columns; or texts."""
 
     name: Literal["huggingface"]
@@ -104,8 +104,12 @@ class HuggingFace(kinds.Images, kinds.OfTexts):
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
                 f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
-        has_masks = task.takes is Mask and not self.has_rows
-        return [*problems, *(kinds.problems_of_masks(self, task) if has_masks else [])]
+        if task.takes is Mask and not self.has_rows:
+            problems += self.problems_of_masks(task)
+            if self.transforms:
+                fault = "move images without their masks; leave them out"
+                problems.append(f"dataset.transforms: {fault}")
+        return problems
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; pictures are looked at once they are opened."""

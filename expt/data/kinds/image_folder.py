@@ -42,7 +42,7 @@ _KINDS = ("images", "masks")  # folders of a segmentation_folder's part
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Folder(kinds.DatasetConfig):
+class _Folder(kinds.OfPictures):
     """Pictures in a folder, which has train, val and test, or is train itself."""
 
     root: kinds.Place
@@ -211,18 +211,13 @@ class ImageFolder(_Folder, kinds.Images):
         found, takes = self._listed(), getattr(task, "takes", Classes)
         names = names_of(self.target or ())
         rows = found.answers(names, takes, trained_on, learns=learns)
-        targets, listings = iter(rows.targets[:].tolist()), dict[str, Listing]()
+        targets, folders = iter(rows.targets[:].tolist()), parts_there(self.root)
+        listings = dict[str, Listing]()
         for part, files in found.parts.items():
             labels = [*itertools.islice(targets, len(files))]
             labels = labels if rows.class_names else [*map(tuple, labels)]
-            listings[part] = Listing(
-                parts_there(self.root)[part],
-                [*files],
-                labels,
-                rows.class_names,
-                "",
-                rows.target_names,
-            )
+            folder, names, columns = folders[part], rows.class_names, rows.target_names
+            listings[part] = Listing(folder, [*files], labels, names, columns=columns)
         return listings
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
@@ -324,7 +319,7 @@ class Listing(NamedTuple):
     labels: list[Any]
     """the places of classes, or tuples of numbers"""
     classes: tuple[str, ...]
-    left_out: str
+    left_out: str = ""
     """The number of other files, and of each suffix."""
     columns: tuple[str, ...] = ()
     """the targets in a list of labels"""
@@ -422,7 +417,7 @@ class SegmentationFolder(_Folder):
         return self.num_classes
 
     def problems(self, task: Any) -> list[str]:
-        return kinds.problems_of_masks(self, task)
+        return self.problems_of_masks(task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
         parts = parts_there(self.root, self.splits)
@@ -438,7 +433,7 @@ class SegmentationFolder(_Folder):
             rest = left_out(every, taken)
             folders.report_left_out(folder, rest, "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = kinds.mask_of(self, task) if task else None
+        values = self.mask(task) if task else None
         mode = pictures.MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
