@@ -154,11 +154,8 @@ def _files_of(module: str, path: Sequence[str] | None = None) -> Iterator[tuple[
     for end in range(1, len(names) + 1):
         spec = _spec(".".join(names[:end]), search)
         if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
-            search = [
-                str(at)
-                for folder in search or sys.path
-                if (at := Path(folder) / names[end - 1]).is_dir()
-            ]
+            below = (Path(folder) / names[end - 1] for folder in search or sys.path)
+            search = [str(folder) for folder in below if folder.is_dir()]
             continue
         if not Path(spec.origin).is_file() or is_installed(Path(spec.origin)):
             return
@@ -379,9 +376,9 @@ def check_caches(files: Iterable[str | Path]) -> None:
                 continue
             if sys.dont_write_bytecode:
                 Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-                continue
-            mode = py_compile.PycInvalidationMode.CHECKED_HASH
-            py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
+            else:
+                mode = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
 
 
 def _has_checksum(file: Path) -> bool:

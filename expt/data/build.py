@@ -236,10 +236,8 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
     if num_samples < batch_size:
         fits = num_samples // parts * parts
         smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
-            f" {smaller}drop_last=false"
-        )
+        has = f"the training set has {num_samples} samples, fewer than batch_size={batch_size}"
+        raise DataError(f"{has}; use {smaller}drop_last=false")
 
 
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
@@ -248,10 +246,8 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
             effect = "cuts images" if key == "cutmix" else "adds tensors"
-            raise ConfigError(
-                f"{key}={value}: {effect}, and a sample's inputs are {described(inputs)}; use"
-                f" {key}=null"
-            )
+            fault = f"{effect}, and a sample's inputs are {described(inputs)}"
+            raise ConfigError(f"{key}={value}: {fault}; use {key}=null")
     number = source.features.shapes.get("num_classes", 0)
     return Mixing(number, mixup, cutmix) if mixup or cutmix else None
 
@@ -270,10 +266,8 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
     for note in source.notes:
         warn(f"{dataset.label}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
-        warn(
-            f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"
-            " are used"
-        )
+        fault = f"there are {there} samples to train on, all are used"
+        warn(f"dataset.train_limit={dataset.train_limit}: {fault}")
     if (dropped := there % fills) >= NOTICEABLE * there and dropped:
         warn(
             f"drop_last=true: each epoch leaves out {dropped} of {there} training samples, which"
@@ -385,11 +379,11 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
     Raise ConfigError where it shows only once a sample is read.
     """
     if (classes := source.counted) is None:
-        raise ConfigError(
-            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
-            " read; give the dataset an attribute `targets`, a list of them, or use"
-            " dataset.sampling=null"
+        fault = "needs the class of each sample before it is read"
+        fix = (
+            "give the dataset an attribute `targets`, a list of them, or use dataset.sampling=null"
         )
+        raise ConfigError(f"dataset.sampling={dataset.sampling}: {fault}; {fix}")
     return classes
 
 

@@ -490,8 +490,6 @@ def check_learnable(
 def check_labels(path: Path, column: Column, table: Table) -> None:
     """Raise DataError for a number that is neither 0 nor 1."""
     for first, place in np.argwhere((column.values != 0) & (column.values != 1)):
-        raise DataError(
-            f"{path}: column {column.parts[place]}, {table.row(first)}:"
-            f" {column.values[first, place]:g} is not a label, which is 0 or 1; fix it, or use"
-            " task=regression"
-        )
+        where = f"{path}: column {column.parts[place]}, {table.row(first)}"
+        fault = f"{column.values[first, place]:g} is not a label, which is 0 or 1"
+        raise DataError(f"{where}: {fault}; fix it, or use task=regression")

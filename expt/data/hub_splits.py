@@ -55,12 +55,10 @@ class SplitTable(Table):
         is_new = ~np.isin(classes, classes[: self.parts["train"]])
         if is_new.any():
             row = int(is_new.argmax())
-            raise DataError(
-                f"dataset.target={columns.targets[0]}: {self.row(row)} has"
-                f" {about['class_names'][classes[row]]}, which is not a class of train"
-                f" ({is_new.sum()} such rows); remove such rows, or leave their part out by"
-                " dataset.splits"
-            )
+            has = f"{self.row(row)} has {about['class_names'][classes[row]]}, which is not a class"
+            fix = "remove such rows, or leave their part out by dataset.splits"
+            at = f"dataset.target={columns.targets[0]}"
+            raise DataError(f"{at}: {has} of train ({is_new.sum()} such rows); {fix}")
         return about, classes
 
     def groups(self, column: str) -> dict[str, Tensor]:
@@ -99,10 +97,8 @@ def _chosen_splits(
     parts = {part: named[name] for part, name in there.items() if name}
     splits = chosen_parts(dataset.path, parts, dataset.splits) if parts else {}
     if not splits or (learns and "train" not in splits):
-        use = "train on" if learns else "measure"
-        raise DataError(
-            f"dataset.path={dataset.path}: has no rows to {use}; its splits are {', '.join(found)}"
-        )
+        has = f"has no rows to {'train on' if learns else 'measure'}"
+        raise DataError(f"dataset.path={dataset.path}: {has}; its splits are {', '.join(found)}")
     for part, split in splits.items():
         if dataset.group and part != "train" and dataset.group not in split.features:
             own = [f"{part}\0{row}" for row in range(len(split))]  # nothing is held out of it
@@ -127,10 +123,8 @@ def _unused_splits(named: Mapping[str, Any], used: Collection[str | None]) -> st
     if not sizes:
         return ""
     lost, total = sum(sizes.values()), sum(map(len, named.values()))
-    return (
-        f"leaves out {lost} of {total} rows ({lost / total:.1%}), those of the split"
-        f" {listed(sizes)}; to use them, call it train, val or test"
-    )
+    rows = f"{lost} of {total} rows ({lost / total:.1%}), those of the split {listed(sizes)}"
+    return f"leaves out {rows}; to use them, call it train, val or test"
 
 
 def _unused_files(dataset: HuggingFace, splits: Mapping[str, Any], files: Sequence[str]) -> str:
@@ -178,18 +172,15 @@ def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) ->
     feature = split.features[column]
     kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
     if kind == "Image" and not wants_images:
-        raise DataError(
-            f"{at}holds images, and is to hold numbers; a column of images is named"
-            f" alone: dataset.input={column}"
-        )
+        fix = f"a column of images is named alone: dataset.input={column}"
+        raise DataError(f"{at}holds images, and is to hold numbers; {fix}")
     if kind == "Image" or not wants_images:
         return split
     if dtype.endswith("binary") or (isinstance(feature, dict) and "bytes" in feature):
         return split.cast_column(column, _library().Image())
-    raise DataError(
-        f"{at}holds {dtype or kind}, and is to hold images; if these are, or their paths, save the"
-        f" dataset after dataset.cast_column({column!r}, datasets.Image())"
-    )
+    fix = f"save the dataset after dataset.cast_column({column!r}, datasets.Image())"
+    fault = f"holds {dtype or kind}, and is to hold images"
+    raise DataError(f"{at}{fault}; if these are, or their paths, {fix}")
 
 
 def _refuse_unlabelled(splits: Mapping[str, Any], part: str, column: str, task: Any) -> None:
@@ -199,10 +190,9 @@ def _refuse_unlabelled(splits: Mapping[str, Any], part: str, column: str, task: 
     (first,) = texts_of(cells[:1][column].combine_chunks())
     if first in none and none.issuperset(texts_of(cells[:][column].combine_chunks())):
         rest = ",".join(each for each in splits if each != part)
-        raise DataError(
-            f"dataset.target={column}: no row of {part} has a label, each is {first or 'empty'};"
-            f" leave it out by 'dataset.splits=[{rest}]'"
-        )
+        fault = f"no row of {part} has a label, each is {first or 'empty'}"
+        fix = f"leave it out by 'dataset.splits=[{rest}]'"
+        raise DataError(f"dataset.target={column}: {fault}; {fix}")
 
 
 @functools.cache

@@ -100,13 +100,11 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
 
     def check_size(self, index: int, image: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
-        size = image.height, image.width
-        first = self.one_size
+        size, first = (image.height, image.width), self.one_size
         if self.size is None and first not in (None, size):
-            raise DataError(
-                f"dataset.image_size=null: image {index} is {size[0]}x{size[1]}, and the first"
-                f" {first[0]}x{first[1]}; give one size, e.g. 'dataset.image_size=[224,224]'"
-            )
+            sizes = f"image {index} is {size[0]}x{size[1]}, and the first {first[0]}x{first[1]}"
+            fix = "give one size, e.g. 'dataset.image_size=[224,224]'"
+            raise DataError(f"dataset.image_size=null: {sizes}; {fix}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -255,14 +253,13 @@ def of_targets(
     class_names: Sequence[str],
     columns: Sequence[str],
     how: Opening,
-    kept: Mapping[str, Kept] | None = None,
+    kept: Mapping[str, Kept] = {},
 ) -> Source:
     """Return parts of pictures with the `targets` of each: of named classes, or numbers.
 
     The `columns` of a table have them, if any does. Without transforms parts that are `kept` are
     taken from there.
     """
-    kept = kept or {}
     if class_names:
         column = columns[0] if columns else ""
         classes = Classes(names=tuple(class_names), are_names=True, column=column)
@@ -310,10 +307,10 @@ def _of_sets(
     sets: Mapping[str, Pictures],
     targets: Feature,
     num_workers: int,
-    kept: Mapping[str, Kept] | None = None,
+    kept: Mapping[str, Kept] = {},
 ) -> Source:
     """Return the parts `train`, `val` and `test` that there are, each with such `targets`."""
-    first, kept = next(iter(sets.values())), kept or {}
+    first = next(iter(sets.values()))
     height, width = first.size or first.opened(0)[0].image.size[::-1]
     shape, parts = (first.channels, height, width), dict[str, Part]()
     for part, each in sets.items():

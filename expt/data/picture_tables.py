@@ -238,9 +238,7 @@ class Listed(NamedTuple):
             check_learnable(path, names[0], rows.targets[:], rows.class_names, "dataset.target")
         return targets_as_trained(known, rows, "dataset.target") if known else rows
 
-    def _targets(
-        self, target: Sequence[str], of_run: Sequence[str], takes: type[Feature]
-    ) -> list[str]:
+    def _targets(self, target: Sequence[str], of_run: Sequence[str], takes: Any) -> list[str]:
         """Return the columns to predict. Raise ConfigError where these are not clear, or there."""
         path, column = self.table.path, self.column
         others = [x for x in self.table.names if x != column and x not in self.table.index]
@@ -303,7 +301,7 @@ class Proposal(NamedTuple):
     """A list next to pictures that nobody has named."""
 
     words: str
-    """what to type to train on it"""
+    """the words that train on it"""
     is_one: bool
     """True if all pictures that it names may lie in the folder of one class"""
 

@@ -161,9 +161,8 @@ def _load(path: Path, state: tuple[object, ...], wanted: Wanted) -> Rows:
     def read(file: IO[bytes]) -> Read:
         found = read_rows(open_table(path), wanted, file)
         if _state(path) != state:
-            raise DataError(
-                f"{path}: has changed while it was read; start again once it is written"
-            )
+            fix = "start again once it is written"
+            raise DataError(f"{path}: has changed while it was read; {fix}")
         return found
 
     words = digest((str(path.resolve()), repr(wanted)))
@@ -218,10 +217,9 @@ def with_logs(rows: Rows, how: str | None, at: str) -> Rows:
         return rows
     if (wrong := targets[:] <= (-1 if how == "log1p" else 0)).any():
         row, place = np.argwhere(wrong)[0].tolist()
-        raise DataError(
-            f"dataset.target_transform={how}: {at}: column {rows.target_names[place]}, row"
-            f" {row + 1}: {targets[row][place]:g} has no {how}; use log1p (above -1), or null"
-        )
+        where = f"{at}: column {rows.target_names[place]}, row {row + 1}"
+        fault = f"{targets[row][place]:g} has no {how}; use log1p (above -1), or null"
+        raise DataError(f"dataset.target_transform={how}: {where}: {fault}")
     return rows._replace(targets=targets.columns(range(targets.shape[1]), how))
 
 

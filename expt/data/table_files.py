@@ -187,10 +187,8 @@ class Arrays(Table):
         super().__init__(path, arrays)
         for name, array in arrays.items():
             if array.ndim not in (1, 2) or not array[:1].size:
-                raise DataError(
-                    f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
-                    " numbers]"
-                )
+                fix = "a column is [rows] or [rows, numbers]"
+                raise DataError(f"{path}: the array {name} is {list(array.shape)}; {fix}")
         lengths = {name: len(array) for name, array in arrays.items()}
         if len({*lengths.values()}) > 1:
             raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
@@ -212,9 +210,8 @@ def _npz(path: Path) -> Table:
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: np.asarray(file[name]) for name in file.files}
     if not arrays:
-        raise DataError(
-            f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
-        )
+        fix = "write it with numpy.savez(path, x=..., y=...)"
+        raise DataError(f"{path}: holds no arrays by name; {fix}")
     return Arrays(path, arrays)
 
 
@@ -388,7 +385,7 @@ class _Csv(Table):
     def _has_odd_quotes(self) -> bool:
         """Return whether the number of quotes is odd.
 
-        Raise UnicodeDecodeError for a text that is not UTF-8, of which pyarrow prints a traceback.
+        Raise UnicodeDecodeError for a text that is not UTF-8: pyarrow would print a traceback.
         """
         with self.path.open("rb") as file:
             blocks = iter(lambda: file.read(_BYTES), b"")

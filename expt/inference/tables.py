@@ -40,6 +40,7 @@ class _Opened(NamedTuple):
     """The columns that have the features."""
     order: Sequence[int]
     """The place of each feature among the parts of these columns."""
+    uses: Uses = Uses()
 
 
 class Rows(Inputs):
@@ -173,9 +174,9 @@ class Rows(Inputs):
         """
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
         own = self.columns
-        (table, taken, order), done = opened, 0
+        (table, taken, order, uses), done = opened, 0
         others = [name for name in own if name in table.names and name not in taken]
-        for batch in table.batches([*taken, *others], damaged, self._uses(taken)):
+        for batch in table.batches([*taken, *others], damaged, uses):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)
             values = values[:, order]
@@ -200,10 +201,6 @@ class Rows(Inputs):
             if not counted:
                 continue
             warn(f"{path}: {self._unknown(name, counted)}")
-
-    def _uses(self, taken: Sequence[str]) -> Uses:
-        """Return how the columns that are `taken` are used."""
-        return Uses()
 
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         """Return the names of the numbers that a column becomes; a date is several."""
@@ -307,8 +304,9 @@ class TextRows(Rows):
             yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
         yield from super().pieces(size)
 
-    def _uses(self, taken: Sequence[str]) -> Uses:
-        return Uses(texts=taken)
+    def _open(self, path: str) -> _Opened:
+        opened = super()._open(path)
+        return opened._replace(uses=Uses(texts=opened.taken))
 
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         return [name]

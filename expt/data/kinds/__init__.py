@@ -328,9 +328,8 @@ class OfPictures(DatasetConfig):
         """Return contradictions of the keys of masks and the task, one line each."""
         found, name, known = list[str](), self.name, self.mask_classes()
         if self.augment.is_set:
-            found.append(
-                f"dataset.augment: moves images without their masks; leave it out of {name}"
-            )
+            fault = "moves images without their masks"
+            found.append(f"dataset.augment: {fault}; leave it out of {name}")
         if task.takes is Mask:
             if known is None and task.num_classes is None:
                 found.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")

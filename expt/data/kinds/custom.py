@@ -59,19 +59,15 @@ class Custom(kinds.DatasetConfig):
     def problems(self, task: Any) -> list[str]:
         number, takes = self.num_classes, task.takes
         if takes is Classes and number is None:
-            return [
-                "dataset.num_classes: task=classification needs it, e.g. dataset.num_classes=10"
-            ]
+            needs = "task=classification needs it, e.g. dataset.num_classes=10"
+            return [f"dataset.num_classes: {needs}"]
         if takes not in (Classes, Anything) and number is not None:
             also = f", or use task.num_classes={number}" if takes is Mask else ""
-            return [
-                f"dataset.num_classes={number}: is of task=classification, not of"
-                f" task={task.name}; leave it out of the dataset{also}"
-            ]
+            fault = f"is of task=classification, not of task={task.name}"
+            return [f"dataset.num_classes={number}: {fault}; leave it out of the dataset{also}"]
         if takes is Mask and task.num_classes is None:
-            return [
-                "task.num_classes: a custom dataset has none; give it, e.g. task.num_classes=21"
-            ]
+            fix = "give it, e.g. task.num_classes=21"
+            return [f"task.num_classes: a custom dataset has none; {fix}"]
         return []
 
     def may_validate(self) -> bool:

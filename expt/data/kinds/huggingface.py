@@ -95,15 +95,12 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
         if transform and not self.has_rows:
             problems.append(f"dataset.target_transform={transform}: is for rows; use null")
         if self.has_rows and (self.image_size or self.transforms):
-            problems.append(
-                "dataset.image_size and transforms: are of images, and dataset.input names columns"
-                " of numbers; leave them out"
-            )
+            fault = "are of images, and dataset.input names columns of numbers; leave them out"
+            problems.append(f"dataset.image_size and transforms: {fault}")
         if self.standardise_targets and not self.has_rows and task.takes is not Numbers:
-            problems.append(
-                "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
-                f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
-            )
+            fix = f"or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
+            fault = f"is of numbers to predict; use task=regression, {fix}"
+            problems.append(f"dataset.standardise_targets=true: {fault}")
         if task.takes is Mask and not self.has_rows:
             problems += self.problems_of_masks(task)
             if self.transforms:
@@ -124,10 +121,9 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
             raise ConfigError(_NEEDS)
         names = sorted(os.path.relpath(file, self.path) for file in files_below(self.path))
         if not names:  # hidden ones are a download's
-            raise DataError(
-                f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
-                " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
-            )
+            fix = "download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
+            fault = f"holds no dataset; nothing is fetched from the Hub: {fix}"
+            raise DataError(f"dataset.path={self.path}: {fault}")
         return names
 
     def fingerprint(self) -> str:

@@ -166,21 +166,18 @@ class ImageFolder(_Folder, kinds.Images):
     def problems(self, task: Any) -> list[str]:
         problems = problems_of_columns("target", self.target or (), self.standardise_targets, task)
         if self.transforms and self.cache is True:
-            problems.append(
-                "dataset.cache=true: dataset.transforms read each image as it is; use auto"
-            )
+            fault = "dataset.transforms read each image as it is; use auto"
+            problems.append(f"dataset.cache=true: {fault}")
         if self.labels is None and (self.target or task.takes in (Labels, Numbers)):
             key = f"dataset.target={self.target}" if self.target else f"task={task.name}"
             problems.append(f"{key}: needs a list of labels, e.g. dataset.labels=train.csv")
         return problems
 
     def _samples(self) -> Mapping[str, list[tuple[str, ...]]]:
-        files: Mapping[str, Iterable[str]] = (
-            {part: x.files for part, x in list_parts(self.root, self.splits).items()}
-            if self.labels is None
-            else self._listed().parts
-        )
-        return {part: [(file,) for file in each] for part, each in files.items()}
+        if self.labels is not None:
+            return {part: [(file,) for file in x] for part, x in self._listed().parts.items()}
+        found = list_parts(self.root, self.splits)
+        return {part: [(file,) for file in each.files] for part, each in found.items()}
 
     def parts(self) -> Collection[str]:
         return super().parts() if self.labels is None else self._listed().parts
@@ -283,10 +280,9 @@ class ImageFolder(_Folder, kinds.Images):
                     images.seal()
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
-                raise DataError(
-                    f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error});"
-                    " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
-                ) from error
+                fix = "set EXPT_CACHE to a folder with room, or use dataset.cache=false"
+                fault = f"{cache.cache_dir()} cannot be written ({error}); {fix}"
+                raise DataError(f"dataset.cache=true: {fault}") from error
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
@@ -378,15 +374,13 @@ def _problems(
 ) -> Iterator[str]:
     """Yield the errors in a part; its first `known` classes are those of train."""
     if unknown := [*images][known:]:
-        yield (
-            f"{folder}: train has no class {', '.join(unknown)}; add it, or remove the folder here"
-        )
+        fix = "add it, or remove the folder here"
+        yield f"{folder}: train has no class {', '.join(unknown)}; {fix}"
     empty = [str(folder / name) for name, files in images.items() if not files]
     if (part == "train" and empty) or len(empty) == known:
-        yield (
-            f"no images in the class folder {listed(empty)}; add some, or remove the folder, or"
-            f" leave {part} out by dataset.splits (other files in {part}: {rest or 'none'})"
-        )
+        fix = f"add some, or remove the folder, or leave {part} out by dataset.splits"
+        other = f"other files in {part}: {rest or 'none'}"
+        yield f"no images in the class folder {listed(empty)}; {fix} ({other})"
 
 
 def _entry(
@@ -471,8 +465,7 @@ def _by_stem(folder: Path) -> dict[str, str]:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")
         found[stem] = file
     if not found:
-        raise DataError(
-            f"no pictures in {folder}: expected NAME.jpg in images and NAME.png in masks, of train,"
-            " val and test, or of dataset.root itself"
-        )
+        names = "NAME.jpg in images and NAME.png in masks"
+        where = "of train, val and test, or of dataset.root itself"
+        raise DataError(f"no pictures in {folder}: expected {names}, {where}")
     return found

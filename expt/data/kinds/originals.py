@@ -38,6 +38,7 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _OF_TEST = ("t10k", "test")  # how the names of its files begin, which come last
 _CHUNK = 1024  # images that are drawn at a time: bounds the memory next to the result
+_AGAIN = "delete both and download them again"
 _DIGITS = tuple("0123456789")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -165,10 +166,9 @@ class Downloaded(_Arrays):
             self._download()
         train, test = (self.load(split).images.shape[2:] for split in SPLITS)
         if train != test:
-            raise DataError(
-                f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
-                f" of the test set {test[0]}x{test[1]}; delete both and download them again"
-            )
+            own, other = (f"{height}x{width}" for height, width in (train, test))
+            fault = f"the training images are {own}, those of the test set {other}"
+            raise DataError(f"dataset.root={self._root}: {fault}; {_AGAIN}")
 
     def _download(self) -> None:
         """Have torchvision fetch the files into the root, whole or not at all, once for all runs.
@@ -222,9 +222,8 @@ class Downloaded(_Arrays):
             warn_once(f"{where} are not the published ones")
             return digest(sums)
         if name != self.name:
-            raise DataError(
-                f"{where} are those of {name}; use dataset={name}, or another dataset.root"
-            )
+            fix = f"use dataset={name}, or another dataset.root"
+            raise DataError(f"{where} are those of {name}; {fix}")
         return None
 
     def known_features(self, vocabulary: int | None = None) -> Features:
@@ -241,16 +240,12 @@ class Downloaded(_Arrays):
         paths, original = found[split], ORIGINALS[self.name]
         images, labels = arrays = _read(original, paths, f"{self.name}-{split}")
         if len(images) != len(labels):
-            raise DataError(
-                f"{paths[0]} holds {len(images)} images and {paths[-1]} {len(labels)} labels: they"
-                " do not belong together; delete both and download them again"
-            )
+            hold = f"{paths[0]} holds {len(images)} images and {paths[-1]} {len(labels)} labels"
+            raise DataError(f"{hold}: they do not belong together; {_AGAIN}")
         number = len(original.classes)
         if len(wrong := labels[(labels < 0) | (labels >= number)]):
-            raise DataError(
-                f"{paths[-1]} holds the label {wrong[0]}, expected 0 to {number - 1}; delete it and"
-                " download it again"
-            )
+            fault = f"holds the label {wrong[0]}, expected 0 to {number - 1}"
+            raise DataError(f"{paths[-1]} {fault}; delete it and download it again")
         return arrays
 
     def folder(self) -> Path | None:

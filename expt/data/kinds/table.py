@@ -229,16 +229,13 @@ def problems_of_columns(
     """Return which of the keys of columns don't go with the task, one line each."""
     problems = []
     if task.takes is Classes and len(names := names_of(targets)) > 1:
-        problems.append(
-            f"task=classification: dataset.{key} names {len(names)} columns, and a class is one;"
-            " name one, or use task=multilabel or task=regression"
-        )
+        fault = f"dataset.{key} names {len(names)} columns, and a class is one"
+        fix = "name one, or use task=multilabel or task=regression"
+        problems.append(f"task=classification: {fault}; {fix}")
     is_regression = task.takes.has_unit or task.takes is Anything
     if standardises and not is_regression:
-        problems.append(
-            "dataset.standardise_targets=true: is of numbers to predict; use false, or"
-            " task=regression"
-        )
+        fault = "is of numbers to predict; use false, or task=regression"
+        problems.append(f"dataset.standardise_targets=true: {fault}")
     if transform and task.takes is not Numbers:
         problems.append(f"dataset.target_transform={transform}: is for task=regression; use null")
     return problems

@@ -77,15 +77,12 @@ class Text(DatasetConfig):
 
     def problems(self, task: Any) -> list[str]:
         if self.val_fraction + self.test_fraction >= 1:
-            return [
-                f"dataset.val_fraction={self.val_fraction}: with dataset.test_fraction="
-                f"{self.test_fraction} it leaves nothing to train on; use less"
-            ]
+            other = f"with dataset.test_fraction={self.test_fraction}"
+            fault = f"{other} it leaves nothing to train on; use less"
+            return [f"dataset.val_fraction={self.val_fraction}: {fault}"]
         if not self.are_bytes and not self.tokens.endswith(".json"):
-            return [
-                f"dataset.tokens={self.tokens}: is neither bytes nor a tokenizer's .json; use"
-                " dataset.tokens=bytes"
-            ]
+            fault = "is neither bytes nor a tokenizer's .json; use dataset.tokens=bytes"
+            return [f"dataset.tokens={self.tokens}: {fault}"]
         return []
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
@@ -138,16 +135,12 @@ class Text(DatasetConfig):
         test_part = others[1] if self.test_fraction > 0 else None
         for name, extent in (("train", train), ("val", val_part), ("test", test_part)):
             if extent and extent.stop - extent.start < 2:
-                raise DataError(
-                    f"dataset.root={self.root}: of its {total} {unit}"
-                    f" {extent.stop - extent.start} are left for {name}, which needs 2 or more;"
-                    " give a longer text"
-                )
+                left = f"of its {total} {unit} {extent.stop - extent.start} are left for {name}"
+                fault = f"{left}, which needs 2 or more; give a longer text"
+                raise DataError(f"dataset.root={self.root}: {fault}")
         if self.context > train.stop - 1:
-            raise DataError(
-                f"dataset.context={self.context}: only {train.stop} {unit} are left to train on;"
-                " use less"
-            )
+            fault = f"only {train.stop} {unit} are left to train on; use less"
+            raise DataError(f"dataset.context={self.context}: {fault}")
         return train, val_part, test_part
 
     def files(self) -> tuple[Path, ...]:
@@ -155,9 +148,8 @@ class Text(DatasetConfig):
         root = Path(self.root)
         files = sorted(map(Path, files_below(root, (".txt",)))) if root.is_dir() else [root]
         if not files or not root.exists():
-            raise DataError(
-                f"dataset.root={root}: no text is there; give a plain text, or a folder of *.txt"
-            )
+            fix = "give a plain text, or a folder of *.txt"
+            raise DataError(f"dataset.root={root}: no text is there; {fix}")
         return tuple(files)
 
     @property
