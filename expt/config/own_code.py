@@ -116,10 +116,13 @@ def named_in(node: Any) -> Iterator[str]:
             yield own
 
 
+_FROZEN = ("expt.Frozen", "expt.inference.frozen.Frozen")  # as YAML and Python name it
+
+
 def frozen_in(node: Any) -> Iterator[tuple[str, str]]:
     """Yield the key of each frozen network's weights in nested settings, and their name."""
     for key, each in _mappings(node):
-        if each.get("_target_") == "expt.Frozen" and "weights" in each:
+        if each.get("_target_") in _FROZEN and "weights" in each:
             yield f"{key}.weights", str(each["weights"])
 
 
@@ -129,8 +132,9 @@ def _mappings(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]
         yield key, node
     if isinstance(node, Mapping | list | tuple):
         for name, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            is_typed = not key or name != "kwargs"  # arguments are typed next to their `_target_`
-            yield from _mappings(below, f"{key}.{name}".lstrip(".") if is_typed else key)
+            # Arguments are typed next to their `_target_`.
+            typed = f"{key}.{name}".lstrip(".").replace(".kwargs.", ".").removesuffix(".kwargs")
+            yield from _mappings(below, typed)
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:

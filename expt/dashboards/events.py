@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
+from expt.errors import RunFailed
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import EVENT_FILES, RunPaths, written
@@ -238,6 +239,8 @@ class Writer:
             # Imported at the first log point: 0.3 s that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
+            if moved := RunPaths(self._folder).moved():  # else it would make another
+                raise RunFailed(moved)
             self._writer = SummaryWriter(str(self._folder))
             if self._hyperparameters is not None:
                 self._add(summary_of_start(self._hyperparameters))

@@ -117,8 +117,8 @@ class Column:
         return values.reshape(shape)
 
     def _find_way(self, cells: Any) -> None:
-        """Set the way in which the first texts are written, if it is the only possible one."""
-        texts = (text for text in map(_plain, _distinct(cells[:_SHOWS])[0]) if text not in MISSING)
+        """Set the way in which the first texts are written, if there is but one."""
+        texts = [text for text in map(_plain, _distinct(cells[:_SHOWS])[0]) if text not in MISSING]
         if len(ways := ways_of(texts)) == 1 and self.parts == [self.name]:
             self.way = ways[0]
             if is_date(self.way):

@@ -78,7 +78,7 @@ def _of_base(config: RunConfig, before: Record) -> str | None:
 
 
 def other_frozen(record: Record) -> str:
-    """Return the line for a run whose model's frozen networks have other weights now, or "".
+    """Return the line for a run whose model's frozen networks are gone or others now, or "".
 
     Those of a task have a part in its training; with them the digest of all says nothing of these.
     """
@@ -89,8 +89,8 @@ def other_frozen(record: Record) -> str:
     try:
         if _of_frozen(settings) == then:
             return ""
-    except ConfigError:  # who needs one that is gone says so
-        return ""
+    except ConfigError as error:
+        return str(error)  # it names the key, which the model that misses it doesn't know
     names = ", ".join(f"{key}={name}" for key, name in keys.items())
     return f"{names}: the run was trained with other frozen networks; the numbers may differ"
 

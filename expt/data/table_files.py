@@ -20,7 +20,7 @@ from expt.data.checksums import of_content, of_files
 from expt.data.folders import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, ExptError, absent, first_line, listed
-from expt.late import csv, np, pa, parquet
+from expt.late import compute, csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
 Damaged: TypeAlias = "dict[int, str] | None"
@@ -45,6 +45,8 @@ class Uses(NamedTuple):
     """columns in which the class -1 stays, for a message; in others it is a gap"""
     texts: Collection[str] = ()
     """columns whose cells are data, whatever they look like"""
+    kept: Collection[str] = ()
+    """columns whose texts stay as they are, one that is no value elsewhere, as NA, too"""
     classes: Mapping[str, Sequence[str]] | None = None
     """columns of numbers that are given by the names of their classes; None: all that have some"""
 
@@ -267,7 +269,7 @@ class _Folder(Table):
         self.notes = notes = list[str]()
         for part, file in self._files.items():
             table, of_folders, done = open_table(file), _of_folders(part), sum(parts.values())
-            notes += self._surplus(part, table)
+            notes += self._surplus(part, [*table.names, *of_folders])
             if missing := {*names} - {*table.names, *of_folders}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             there = [x for x in names if x not in of_folders] or table.names[:1]
@@ -282,9 +284,9 @@ class _Folder(Table):
                 columns = [same[x] if x in same else batch.column(x) for x in names]
                 yield pa.record_batch(columns, [*names])
 
-    def _surplus(self, part: str, table: Table) -> Iterator[str]:
+    def _surplus(self, part: str, names: Sequence[str]) -> Iterator[str]:
         """Yield a note on columns that the first file does not have."""
-        if more := listed(x for x in table.names if x not in self.names):
+        if more := listed(x for x in names if x not in self.names):
             first = next(iter(self._files))
             yield f"{part} has the column {more}, which is left out: {first} has it not"
 
@@ -329,7 +331,7 @@ class _Csv(Table):
             pairs = zip(self.names, ends, strict=True)
             every += [x for x, cell in pairs if other_lines.is_word(cell) and x not in names]
         first, done = None if self.names[0] in uses.texts else self.names[0], 0
-        for batch, is_last in _but_blank(self._read(every, found), blank):
+        for batch, is_last in _but_blank(self._read(every, found, uses.kept), blank):
             if not {*names} <= {*uses.texts}:
                 odd = other_lines.among(batch, first, names, uses.targets, is_last=is_last)
                 found.update({done + row: why for row, why in odd.items()})
@@ -347,7 +349,9 @@ class _Csv(Table):
         named = ", ".join(self.names)[:60]
         return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
 
-    def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+    def _read(
+        self, names: Sequence[str], damaged: dict[int, str], kept: Collection[str]
+    ) -> Iterator[Batch]:
         """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
         may_be_open = self._has_odd_quotes()
         there, unequal = [self._there[name] for name in names], list[Any]()
@@ -358,7 +362,7 @@ class _Csv(Table):
             csv.ConvertOptions(
                 column_types=dict.fromkeys(there, pa.string()),
                 include_columns=there,
-                null_values=[*MISSING],
+                null_values=[""] if kept else [*MISSING],
                 strings_can_be_null=True,
             ),
         )
@@ -377,7 +381,8 @@ class _Csv(Table):
                 self._unequal.add(place)
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
             done += found.num_rows
-            yield found.rename_columns([*names])
+            found = found.rename_columns([*names])
+            yield _with_gaps(found, kept) if kept else found
         if may_be_open and self._ends_in_quotes():
             where = f"{self.path}: {self.row(done - 1)}"
             raise DataError(f"{where}: a quote is not closed up to the end of the file")
@@ -400,6 +405,16 @@ class _Csv(Table):
                 last = row
         python_csv.field_size_limit(limit)
         return last != ["end"]
+
+
+def _with_gaps(batch: Batch, kept: Collection[str]) -> Batch:
+    """Return a batch with gaps in place of texts that are no value, but in columns `kept`."""
+    for place, name in enumerate(batch.schema.names):
+        if name not in kept:
+            is_gap = compute.is_in(batch.column(place), pa.array([*MISSING]))
+            cells = compute.if_else(is_gap, None, batch.column(place))
+            batch = batch.set_column(place, name, cells)
+    return batch
 
 
 def _but_blank(batches: Iterator[Batch], blank: int) -> Iterator[tuple[Batch, bool]]:

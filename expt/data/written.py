@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _SIGNS = r"[ \u00a0\u202f'\u2019{}]"
@@ -64,19 +64,27 @@ WAYS: Mapping[str, Callable[[str], tuple[float, ...] | None]] = {
 """Functions that return the numbers in a text, or None where it is not written so."""
 
 
-def ways_of(texts: Iterable[str]) -> list[str]:
-    """Return the ways in which all texts may be written.
+ODD = 0.1
+"""The share of texts that may be written otherwise, and are then refused by their rows."""
+
+
+def ways_of(texts: Sequence[str]) -> list[str]:
+    """Return the ways in which all texts may be written, or else nearly all.
 
     Signs between thousands alone show no number: they may be those of a code.
     """
-    found, has_comma, has_point = [*WAYS], False, False
+    others, has_comma, has_point = dict.fromkeys(WAYS, 0), False, False
     for text in texts:
-        has_comma = has_comma or "," in text
+        read = [way for way in others if WAYS[way](text) is not None]
+        has_comma = has_comma or (bool(read) and "," in text)
         has_point = has_point or ("." in text and re.search(_SIGNS.format(""), text) is not None)
-        if not (found := [way for way in found if WAYS[way](text) is not None]):
+        others = {way: number + (way not in read) for way, number in others.items()}
+        others = {way: number for way, number in others.items() if number <= ODD * len(texts)}
+        if not others:
             return []
     shown = {"1,234.5": has_comma or has_point, "1.234,5": has_comma}
-    return [way for way in found if shown.get(way, True)]
+    found = {way: number for way, number in others.items() if shown.get(way, True)}
+    return [way for way, number in found.items() if number == min(found.values())]
 
 
 def plain_time(text: str) -> str:

@@ -298,10 +298,10 @@ class Numbers(Feature):
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
     def as_written(self, values: Tensor) -> np.ndarray:
-        """Return values in their own units with the digits that float32 tells apart, as float64."""
+        """Return values in their own units with the digits that their type has, as float64."""
         single = at_least_single(values).cpu()
         if self.transform or self.scales:
-            rounding = torch.finfo(torch.float32).eps / 2 * single.double().abs().clamp(min=0.01)
+            rounding = torch.finfo(single.dtype).eps / 2 * single.double().abs().clamp(min=0.01)
             exact, beyond = (self.in_units(x).numpy() for x in (single, single + rounding))
             return _shortest(exact, np.abs(beyond - exact))
         shortest: np.ndarray = single.numpy().astype(str).astype(np.float64)  # 0.1, not 0.100000001

@@ -57,7 +57,7 @@ class Ensemble:
         def moved(each: torch.Tensor) -> torch.Tensor:
             # A number that is rounded twice would be written with its errors.
             units = torch.as_tensor(own.as_written(each), device=each.device)
-            return wanted.from_units(units).to(each.dtype)
+            return wanted.from_units(units)  # in float64, which keeps its digits
 
         return mapped(moved, tree)
 

@@ -176,6 +176,7 @@ class Rows(Inputs):
         own = self.columns
         (table, taken, order, uses), done = opened, 0
         others = [name for name in own if name in table.names and name not in taken]
+        uses = uses._replace(kept=others)
         for batch in table.batches([*taken, *others], damaged, uses):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = self._read(columns)

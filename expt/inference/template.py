@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from expt.data.columns import are_numbers, texts_of
 from expt.data.picture_tables import NamedPictures, separator_of
-from expt.data.table_files import open_table
+from expt.data.table_files import Uses, open_table
 from expt.errors import ConfigError, absent, did_you_mean, listed, warn
 from expt.features import Answers, Classes, Feature, Labels
 from expt.inference.inputs import ARRAYS
@@ -46,7 +46,7 @@ class Template:
         if plan.form.each == "pixel" or not files or files[0].endswith(ARRAYS):
             raise ConfigError("--template: is for pictures and tables in files, and no masks")
         self.path, self.table = path, open_table(path)
-        batches = [*self.table.batches(self.table.names)]
+        batches = [*self.table.batches(self.table.names, uses=Uses(kept=self.table.names))]
         self.columns = {
             name: [text for batch in batches for text in texts_of(batch.column(name))]
             for name in self.table.names
@@ -72,12 +72,14 @@ class Template:
             return os.path.abspath(str(about["path"]))
         cells = self.cells(about)
         if not self.id:
-            if not (names := [name for name in self.columns if name in cells]):
+            names = [name for name in self.columns if name in cells]
+            if not names:
                 fault = "no column is one of the table's that are no features"
                 near = next(filter(None, (did_you_mean(x, self._own) for x in self.columns)), "")
                 has = f"({listed(self._own) or 'none'}); add the column of ids{near and '.'}{near}"
                 raise ConfigError(f"--template {self.path}: {fault} {has}")
-            self.id, self.keys = names[0], self.columns[names[0]]
+            self.id = next((name for name in names if name in self._own), names[0])
+            self.keys = self.columns[self.id]
         return str(cells[self.id])
 
     def cells(self, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,15 +93,18 @@ class Template:
         """Return a function for each other column. Raise ConfigError for unknown columns.
 
         A single one is filled by its examples, even if the table has a column of its name, unless
-        that is the name of a class, a label or a target.
+        that is the name of a class, a label or a target. `about` names a sample's origin.
         """
         found, others = dict[str, Fill](), list[str]()
         rest = [name for name in self.columns if name != self.id]
+        if not rest:
+            raise ConfigError(f"--template {self.path}: has no column but {self.id}; add one")
         own = {*form.names, *(f"p_{name}" for name in form.names)}
+        origin = {*about}.difference(self._own.values())  # its path and row
         if len(rest) == 1 and rest[0] not in own and (fill := self._only(form, rest[0], cells)):
             return {rest[0]: fill}
-        for name in self.columns:
-            cell = name if name in cells else f"p_{name}"
+        for name in rest:
+            cell = name if name in cells and name not in origin else f"p_{name}"
             if cell == "labels" and isinstance(form, Labels):
                 found[name] = self._labels(name)
             elif cell in cells:
@@ -108,11 +113,13 @@ class Template:
                 found[name] = fill
             else:
                 others.append(name)
-        chances = {name for name in form.names if {name, f"p_{name}"} & found.keys()}
-        is_whole = {*form.columns, "class", "labels"} & found.keys() or chances == {*form.names}
-        if found.keys() - {self.id} and is_whole:  # all that is predicted has a column
+        lacking = [name for name in form.names if not {name, f"p_{name}"} & found.keys()]
+        is_whole = {*form.columns, "class", "labels"} & found.keys() or (
+            len(lacking) <= (len(form.names) == 2)  # of two, one says it all
+        )
+        if found and is_whole:  # all that is predicted has a column
             self.kept = others
-        elif len(others) == 1 and (fill := self._only(form, others[0], cells)):
+        elif not found and len(others) == 1 and (fill := self._only(form, others[0], cells)):
             found[others[0]] = fill
         elif others:
             known = listed(name for name in cells if name not in about)
