@@ -81,7 +81,7 @@ def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     own = [rank for rank, each in raised.items() if not each.has_lost_others]
     if by or own:  # a rank that another's error ended is no cause
         codes = dict.fromkeys(own, 1) or {**dict.fromkeys(raised, 1), **by}
-        return Aftermath(paths, attempt, [*map(codes.get, ranks)]).in_words(0.0)
+        return Aftermath(paths, attempt, [*map(codes.get, ranks)]).in_words()
     others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
     return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")

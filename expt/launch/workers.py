@@ -6,6 +6,7 @@ The driver's side.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -44,10 +45,13 @@ GRACE_S = 0.3
 LATE_S = 1.0
 """The seconds that others get to say why, after a worker has waited in vain or lost another."""
 NO_SPACE_BYTES = 1_000_000
+_SAME_CALLS = " layers in the same order with strategy=fsdp or hsdp, and collectives in own code"
 _UNEQUAL = (
     "workers exchanged tensors of unequal sizes: use drop_last=true if a loss gathers their shares"
     " of a batch, and gather in training_loss only (evaluations are uneven); or else call the same"
+    f"{_SAME_CALLS}"
 )
+_MISMATCH = f"workers must call the same{_SAME_CALLS}"
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 _NCCL_ABORTED = (
     _NCCL_GAVE_UP,
@@ -84,7 +88,6 @@ class Workers:
         """
         codes = self._exit_codes()  # once: who fails between two looks would seem to have finished
         if any(code not in (None, FINISHED) for code in codes):
-            processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
         self._ended = {rank for rank, code in enumerate(codes) if code is not None}
         if len(self._ended) < len(codes):
@@ -118,27 +121,48 @@ class Workers:
         return [worker.exitcode for worker in self.processes]
 
     def _failure(self) -> ExptError:
+        """Return the failure, once those that know its cause have had time to say it; stop all."""
+        after, stacks = self._aftermath(GRACE_S), dict[int, str]()
         if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
-        after = self._aftermath()
-        if after.lost_others():
-            processes.wait_for_all(self.processes, LATE_S)
-            after = self._aftermath()
-        if after.timed_out():
-            # Who waited gives up too: who is left then is who was waited for.
-            apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
-            processes.wait_for_all(self.processes, LATE_S + apart_s)
-            # As all are under NCCL: who has come the least far was waited for.
-            if after.was_stuck():
-                after = self._aftermath()
-            alive = {rank: one for rank, one in enumerate(self.processes) if one.exitcode is None}
-            after.dump_stacks({rank: worker.pid for rank, worker in alive.items()})
+        if after.first.has_lost_others:
+            after = self._aftermath(LATE_S)
+        if after.first.waited_in_vain:
+            # The others that waited give up too: those that live on are those they waited for.
+            # Under NCCL all are stuck, and end up to two ticks apart.
+            apart_s = 2 * self.timeout_s / watchdog.TICKS if after.first.is_stuck else 0.0
+            after = self._aftermath(LATE_S + apart_s)
+            stacks = self._dump_stacks()
         self.stop()
-        return after.in_words(self.timeout_s)
+        return self._late(stacks) if stacks else after.in_words()
 
-    def _aftermath(self) -> Aftermath:
+    def _aftermath(self, wait_s: float) -> Aftermath:
+        """Look at the workers once all have ended, or the time is up."""
+        processes.wait_for_all(self.processes, wait_s)
         return Aftermath(self.paths, self.attempt, self._exit_codes())
+
+    def _dump_stacks(self) -> dict[int, str]:
+        """Have the workers that live write their stacks to their logs; return them by rank."""
+        sizes = dict[int, int]()
+        for rank, worker in enumerate(self.processes):
+            if worker.exitcode is None:
+                with contextlib.suppress(OSError):
+                    sizes[rank] = self._log(rank).stat().st_size
+                    worker.send_signal(signals.DUMP_STACKS)
+        return {rank: watchdog.wait_for_dump(self._log(rank), size) for rank, size in sizes.items()}
+
+    def _late(self, stacks: Mapping[int, str]) -> TimedOut:
+        """Return the error for workers that others waited for in vain, from their stacks."""
+        first, names = min(stacks), ", ".join(map(str, stacks))
+        stack = f"; rank {first} was here\n\n{stacks[first]}\n" if stacks[first] else ""
+        return TimedOut(
+            f"rank {names} of {len(self.processes)} did not arrive within {self.timeout_s:g} s"
+            f" (timeout_s), where the others waited{stack}\n{LOG}{self._log(first)}"
+        )
+
+    def _log(self, rank: int) -> Path:
+        return self.paths.stderr(self.attempt, rank)
 
 
 def start(attempt: Attempt) -> Workers:
@@ -212,147 +236,119 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of one worker, or its state while it lives."""
+
+    rank: int
+    code: int | None
+    """The exit code; None for one that lives."""
+    raised: Raised | None
+    """The exception that has ended it, or is about to."""
+    log: Path
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it has ended, and not in order."""
+        return self.code not in (None, FINISHED)
+
+    @property
+    def has_lost_others(self) -> bool:
+        """True if it ended because another had."""
+        return self.raised is not None and self.raised.has_lost_others
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if it ended itself for lack of progress."""
+        return self.raised is not None and self.raised.progress is not None
+
+    @property
+    def waited_in_vain(self) -> bool:
+        """True if others were late where it waited for them."""
+        if self.raised:
+            return self.raised.kind == TimedOut.__name__
+        return _NCCL_GAVE_UP in self.log_of_abort
+
+    @functools.cached_property
+    def log_of_abort(self) -> str:
+        """The text of its log, if it was aborted."""
+        if self.code != -signal.SIGABRT or not self.log.exists():
+            return ""
+        return self.log.read_text(errors="replace")
+
+
+def _first(ends: Sequence[End]) -> End:
+    """Return the end that the others may follow from.
+
+    Bad input comes first, also of a worker that lives; then a worker that vanished, an exception,
+    and last an abort by NCCL, which ends workers whose peers are gone.
+    """
+    errors = [(end, end.raised) for end in ends if end.raised]
+    errors.sort(key=lambda pair: (pair[1].has_lost_others, pair[1].time_ns))
+    if all(end.is_stuck for end, _ in errors if end.has_failed):  # who has done the least is late
+        errors.sort(key=lambda pair: [*(pair[1].progress or ())])
+    refused = [end for end, error in errors if error.is_refusal]
+    raised = [end for end, _ in errors if end.has_failed]
+    vanished = [end for end in ends if end.has_failed and not end.raised]
+    alone = [end for end in vanished if not any(x in end.log_of_abort for x in _NCCL_ABORTED)]
+    return [*refused, *alone, *raised, *vanished][0]
+
+
 class Aftermath:
-    """The workers of one attempt after a failure; exit codes by rank, None for those alive."""
+    """The workers of one attempt after a failure, as they were when this was made."""
 
     def __init__(self, paths: RunPaths, attempt: int, codes: Sequence[int | None]) -> None:
-        self._paths, self._attempt, self._size, self._codes = paths, attempt, len(codes), codes
-        self._stacks: dict[int, str] = {}
+        """Read the workers' errors; `codes` are their exit codes, None for those that live."""
+        self._paths = paths
+        self._ends = [
+            End(rank, code, read_error(paths.error(attempt, rank)), paths.stderr(attempt, rank))
+            for rank, code in enumerate(codes)
+        ]
+        self.first = _first(self._ends)
+        """The end to report."""
+        self._who, self._log = f"rank {self.first.rank} of {len(codes)}", f"{LOG}{self.first.log}"
 
-    def timed_out(self) -> bool:
-        """Return whether a worker waited in vain: workers that did not wait are late."""
-        rank = self._first_failed()
-        if raised := self._raised(rank):
-            return raised.kind == TimedOut.__name__
-        return _NCCL_GAVE_UP in self._log_of_abort(rank)
+    def in_words(self) -> ExptError:
+        """Return the error to report, with its traceback if it left one, and its log."""
+        if self.first.raised:
+            return self._of_exception(self.first.raised)
+        if moved := self._paths.moved():  # and the worker's log with it
+            return RunFailed(moved)
+        code = self.first.code or 0
+        return self._of_signal(-code) if code < 0 else self._of_exit(code)
 
-    def was_stuck(self) -> bool:
-        """Return whether the first worker that failed ended itself for lack of progress."""
-        raised = self._raised(self._first_failed())
-        return raised is not None and raised.progress is not None
-
-    def lost_others(self) -> bool:
-        """Return whether a worker has lost others that have not ended yet: they know why."""
-        raised = self._raised(self._first_failed())
-        return raised is not None and raised.has_lost_others and None in self._codes
-
-    def dump_stacks(self, late: Mapping[int, int]) -> None:
-        """Have the `late` workers, rank to pid, write their stacks to their logs."""
-        sizes = {}
-        for rank, pid in late.items():
-            with contextlib.suppress(OSError):
-                sizes[rank] = self._stderr(rank).stat().st_size
-                os.kill(pid, signals.DUMP_STACKS)
-        for rank, size in sizes.items():
-            self._stacks[rank] = watchdog.wait_for_dump(self._stderr(rank), size)
-
-    def in_words(self, timeout_s: float) -> ExptError:
-        """Return the first failure, with its traceback if it left one, and its log."""
-        if self._stacks:
-            return self._late(timeout_s)
-        rank = self._first_failed()
-        raised = self._raised(rank)
-        return self._of_exception(rank, raised) if raised is not None else self._of_exit(rank)
-
-    def _of_exception(self, rank: int, raised: Raised) -> ExptError:
+    def _of_exception(self, raised: Raised) -> ExptError:
         if raised.is_refusal:
             refusal = DataError if raised.kind == DataError.__name__ else ConfigError
             return refusal(raised.text)
-        who, log = self._names(rank)
-        every = [found for one in range(self._size) if (found := self._raised(one))]
-        gpus = {gpu: fault for found in every for gpu, fault in found.gpus.items()}
+        errors = (end.raised for end in self._ends if end.raised)
+        gpus = {gpu: fault for error in errors for gpu, fault in error.gpus.items()}
         if not raised.expected:
-            return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}", gpus=gpus)
+            text = f"{self._who}{RAISED}{raised.traceback.rstrip()}\n\n{self._log}"
+            return RunFailed(text, gpus=gpus)
         kind = RECORDED.get(raised.kind, RunFailed)
-        text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
-        return kind(f"{text}\n{log}", gpus=gpus)
+        who = "" if kind is Diverged else f"{self._who}: "  # all say the same
+        return kind(f"{who}{raised.text}\n{self._log}", gpus=gpus)
 
-    def _of_exit(self, rank: int) -> ExptError:
-        code = self._codes[rank]
-        who, log = self._names(rank)
-        if moved := self._paths.moved():  # and the worker's log with it
-            return RunFailed(moved)
-        if code is None or code >= 0:
-            return RunFailed(
-                f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
-            )
-        hint, is_unequal = self._of_cpp(rank)
+    def _of_exit(self, code: int) -> RunFailed:
+        folder, text = self._paths.folder, f"{self._who} exited with code {code}"
+        free = shutil.disk_usage(folder).free
+        full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
+        has_room = free >= NO_SPACE_BYTES
+        return RunFailed(f"{text} before it had completed{'' if has_room else full}\n{self._log}")
+
+    def _of_signal(self, number: int) -> ExptError:
+        name = next((one.name for one in signal.Signals if one == number), f"signal {number}")
+        found = re.search(r"what\(\):\s*(.+)", self.first.log_of_abort)
+        thrown = found[1] if found else ""  # by C++, as of gloo
+        is_mismatch = "collective mismatch" in thrown
+        is_unequal = is_mismatch and "size doesn't match" in thrown
+        why = f": {thrown[:300]}" if thrown else ""
+        if number == signal.SIGKILL:
+            why = " (out of memory?)"
+        if is_mismatch:
+            why += f"\n{_UNEQUAL if is_unequal else _MISMATCH}"
         config = read_result(self._paths).get("config", {})
         if is_unequal and (config.get("strategy"), config.get("drop_last")) == ("ddp", False):
-            return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
-        if -code == signal.SIGKILL:
-            hint = " (out of memory?)"
-        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
-        return Killed(f"{who} was killed by {name}{hint}\n{log}")
-
-    def _names(self, rank: int) -> tuple[str, str]:
-        """Return a worker's rank and its log, in words."""
-        return f"rank {rank} of {self._size}", f"{LOG}{self._stderr(rank)}"
-
-    def _of_cpp(self, rank: int) -> tuple[str, bool]:
-        """Return the text of gloo's exception that ended a worker, and if sizes were unequal."""
-        if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
-            return "", False
-        text = f": {found[1][:300]}"
-        if "collective mismatch" not in found[1]:
-            return text, False
-        is_unequal = "size doesn't match" in found[1]
-        hint = _UNEQUAL if is_unequal else "workers must call the same"
-        hint += " layers in the same order with strategy=fsdp or hsdp, and collectives in own code"
-        return f"{text}\n{hint}", is_unequal
-
-    def _late(self, timeout_s: float) -> TimedOut:
-        first, *_ = ranks = sorted(self._stacks)
-        names = ", ".join(map(str, ranks))
-        stack = f"; rank {first} was here\n\n{self._stacks[first]}\n" if self._stacks[first] else ""
-        return TimedOut(
-            f"rank {names} of {self._size} did not arrive within {timeout_s:g} s (timeout_s), "
-            f"where the others waited{stack}\n{LOG}{self._stderr(first)}"
-        )
-
-    def _disk(self) -> str:
-        folder = self._paths.folder
-        there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-        free = shutil.disk_usage(there).free
-        if free < NO_SPACE_BYTES:
-            return f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
-        return ""
-
-    def _stderr(self, rank: int) -> Path:
-        return self._paths.stderr(self._attempt, rank)
-
-    def _first_failed(self) -> int:
-        """Return the rank that failed first.
-
-        Bad input comes first, then a rank that vanished, since the errors of others may follow from
-        either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
-        Of those that got no further it is the one that has begun the fewest collectives.
-        """
-        left = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
-        # whether it has ended yet or not
-        if refused := [rank for rank, found in left.items() if found.is_refusal]:
-            return min(refused, key=lambda rank: left[rank].time_ns)
-        ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
-        raised = {rank: left[rank] for rank in ended if rank in left}
-        vanished = [rank for rank in ended if rank not in raised]
-        for rank in vanished:
-            log = self._log_of_abort(rank)
-            if not (raised and any(text in log for text in _NCCL_ABORTED)):
-                return rank
-        stuck = all(found.progress is not None for found in raised.values())
-
-        def order(rank: int) -> tuple[bool, tuple[int, ...], int]:
-            found = raised[rank]
-            progress = tuple(found.progress or ()) if stuck else ()
-            return found.has_lost_others, progress, found.time_ns
-
-        return min(raised, key=order)
-
-    def _log_of_abort(self, rank: int) -> str:
-        log = self._stderr(rank)
-        if self._codes[rank] != -signal.SIGABRT or not log.exists():
-            return ""
-        return log.read_text(errors="replace")
-
-    def _raised(self, rank: int) -> Raised | None:
-        return read_error(self._paths.error(self._attempt, rank))
+            return ConfigError(f"drop_last=false: {self._who}{why}\n{self._log}")
+        return Killed(f"{self._who} was killed by {name}{why}\n{self._log}")

@@ -141,7 +141,7 @@ def leave_log(paths: RunPaths, rank: int, text: str) -> None:
 def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
     for rank, second in ((0, 30), (1, 10), (2, 20)):
         leave_error(paths, rank, ValueError(f"of rank {rank}"), second)
-    text = str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
+    text = str(Aftermath(paths, 0, [1, 1, 1]).in_words())
     assert text.startswith("rank 1 of 3 raised\n\nTraceback (most recent call last):")
     assert text.endswith(f"ValueError: of rank 1\n\nlog: {paths.stderr(0, 1)}")
 
@@ -165,17 +165,18 @@ def test_bad_input_is_told_and_not_what_others_make_of_its_end(
         leave_error(paths, 0, LOST, 10)
     leave_error(paths, 1, REFUSED, second)
     after = Aftermath(paths, 0, [lost_code, refused_code])
-    assert not after.lost_others()
-    told = after.in_words(60)
+    assert not after.first.has_lost_others
+    told = after.in_words()
     assert (type(told), str(told)) == (DataError, str(REFUSED))
 
 
 def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) -> None:
     for rank, error in enumerate((LOST, ValueError("its own"), LOST)):
         leave_error(paths, rank, error, 10)  # of one tick of the file system's clock
-    assert "ValueError: its own" in str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
-    assert Aftermath(paths, 0, [1, None, 1]).lost_others(), "who knows why is about to say so"
-    assert not Aftermath(paths, 0, [None, 1, None]).lost_others()
+    assert "ValueError: its own" in str(Aftermath(paths, 0, [1, 1, 1]).in_words())
+    after = Aftermath(paths, 0, [1, None, 1])
+    assert after.first.has_lost_others, "who knows why is about to say so"
+    assert not Aftermath(paths, 0, [None, 1, None]).first.has_lost_others
 
 
 ABORTED, KILLED = -signal.SIGABRT, -signal.SIGKILL
@@ -218,10 +219,10 @@ def test_who_is_named(
     for rank, text in logs.items():
         leave_log(paths, rank, text)
     after = Aftermath(paths, 0, codes)
-    found = str(after.in_words(60))
+    found = str(after.in_words())
     assert found.startswith(told[0])
     assert all(text in found for text in told)
-    assert after.was_stuck() == (errors == dict(enumerate(STUCK)))
+    assert after.first.is_stuck == (errors == dict(enumerate(STUCK)))
 
 
 @pytest.mark.parametrize(
@@ -241,18 +242,23 @@ def test_whether_someone_waited_in_vain(
     leave_log(paths, 0, log)
     if raised:
         leave_error(paths, 0, raised, 10)
-    assert Aftermath(paths, 0, [code, None]).timed_out() is expected
+    assert Aftermath(paths, 0, [code, None]).first.waited_in_vain is expected
 
 
 def test_a_folder_that_is_gone_with_those_around_it_is_named(tmp_path: Path) -> None:
     after = Aftermath(RunPaths(tmp_path / "sweeps" / "mine" / "seed=1"), 0, [1])
-    assert "seed=1 was renamed or removed" in str(after.in_words(60))
+    assert "seed=1 was renamed or removed" in str(after.in_words())
 
 
-def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
-    after = Aftermath(paths, 0, [1])
-    after.dump_stacks({0: os.getpid()})  # it never had a log, and so gets no signal
-    assert str(after.in_words(1)).startswith("rank 0 of 1 exited")
+def test_a_worker_that_is_gone_can_dump_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = workers(tmp_path, 1, None)
+    leave_error(found.paths, 0, TimedOut("waited in vain"), 10)
+    asked = list[int]()
+    found.processes[1].send_signal = asked.append  # type: ignore[assignment]
+    monkeypatch.setattr(processes, "wait_for_all", lambda *_, **__: None)
+    with pytest.raises(RunFailed, match=r"^rank 0 of 2: waited in vain\n"):
+        found.poll()
+    assert asked == [signal.SIGKILL], "it never had a log, and so isn't asked for its stacks"
 
 
 NCCL = (
