@@ -46,6 +46,8 @@ class Judge:
     """The number of evaluations from one to the next of metrics that not all measure."""
     is_at_best: bool = False
     """True while the model has the weights of the best evaluation."""
+    has_judged: bool = False
+    """True once an evaluation of this attempt has ended."""
 
     def judge(self) -> bool:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
@@ -71,6 +73,7 @@ class Judge:
                 clock.leave_out(time.perf_counter() - began)
         is_kept = history.note_evaluation(position.epoch, position.step)
         self.is_at_best = is_kept and history.bests[0]["step"] == position.step
+        self.has_judged = True
         if split is not None:
             if not self._draws_best:
                 self.observer.end_evaluation(split, is_last=self._is_last)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from expt.worker.history import EarlyStop, History
 from expt.worker.judging import Judge
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
-from expt.worker.steps import Agreement, Steps, Times, profiler_of
+from expt.worker.steps import Agreement, Steps, Times
 
 LONG_S = 60.0
 """Seconds of training that a run is to keep if an evaluation fails, or is killed."""
@@ -51,12 +52,7 @@ class Run:
     """The run of one worker: it trains, evaluates, saves and records."""
 
     def __init__(
-        self,
-        request: RunRequest,
-        worker: Worker,
-        *,
-        resumes: bool = False,
-        compares: bool = True,
+        self, request: RunRequest, worker: Worker, *, resumes: bool = False, compares: bool = True
     ) -> None:
         """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
@@ -93,8 +89,6 @@ class Run:
         self.history = History(config.objective, better, keep_best=keep, judges=judges)
         self.early_stop = EarlyStop(config.early_stop, directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
-        self._owed = list[str]()  # the actions that are due at the checkpoint's step
-        self._has_judged = False
         self._batches: TimedBatches | None = None  # those left of the epoch
         self._batch_checks = BatchChecks(config, self.learner, worker)
         checks = config.tensorboard.health
@@ -102,18 +96,15 @@ class Run:
         self.agreement = Agreement(worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, directions)
         self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
-        profiler = None
-        if config.profile and worker.rank == 0:
-            profiler = profiler_of(self.paths.trace, self.paths.operators, worker.device)
-        self.steps = Steps(self.learner, worker, request.waited_since, profiler)
+        profiled = self.paths if config.profile and worker.rank == 0 else None
+        self.steps = Steps(self.learner, worker, request.waited_since, profiled)
         self.first_steps = FirstSteps(config, self.learner, worker, self.callbacks.built)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
-        self._begin(source, observe)
-        if self._owed:
-            self._take_stock()
+        if owed := self._begin(source, observe):
+            self._take_stock(owed)
         while not (self.is_done or self.is_pruned or self.agreement.stopping):
             self._train_on()
             self._take_stock()
@@ -131,44 +122,50 @@ class Run:
             return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
 
-    def _begin(self, source: Path | None, observe: Observe) -> None:
-        """Load the first weights, or the checkpoint `source`, and begin the record."""
-        config, worker = self.config, self.worker
-        position, data = self.position, self.data.info.record
-        weights: Mapping[str, Any] = {}
+    def _begin(self, source: Path | None, observe: Observe) -> Collection[str]:
+        """Load the first weights, or the checkpoint `source`, and begin the record.
+
+        Returns the actions that are due at the checkpoint's step, which was written before them.
+        """
+        config, worker, position = self.config, self.worker, self.position
+        data, module = self.data.info.record, self.learner.module
+        weights, owed = dict[str, Any](), list[str]()
         if source is None:
-            weights = first_weights.begin_with(
-                config, self.learner.module, worker, data, self._base
-            )
+            weights |= first_weights.begin_with(config, module, worker, data, self._base)
         else:
-            self._resume(source)
+            owed = self._resume(source)
             if isinstance(self.data.train, StreamLoader) and not self.is_done:
                 with build.patiently(config, worker):
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
-        writes = worker.rank == 0
         if unreached := self._unreached():
             worker.warn(unreached)
-        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
-        self.observer = observe(config, events, self.data, self.learner, position)
-        classes, seen_by = own_code.targets(config), (self.history, self.observer)
-        self.record = Record(
-            self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
-        )
-        self.judge = Judge(
-            config, self.data, self.learner, position, worker,
-            self._batch_checks, self.callbacks, self.health, *seen_by, self.early_stop, self.record,
-            self.every,
-        )  # fmt: skip
+        self._build_record(observe)
         about: dict[str, Any] = {"compared": self.compared} if self.compared else {}
-        if isinstance(self.learner.module, HuggingFace):
-            about["base"] = {**self.learner.module.base}
+        if isinstance(module, HuggingFace):
+            about["base"] = {**module.base}
         self.record.begin(**position.length, data=data, **about)
         worker.beat()
         if weights:
             file = {"file": str(config.weights), "identity": None}
             known = read_result(self.paths).get("weights_from", file)
             self.record.result(weights_from={**known, **weights})
+        return owed
+
+    def _build_record(self, observe: Observe) -> None:
+        """Build all that writes and shows results, which continue after the position."""
+        config, position, writes = self.config, self.position, self.worker.rank == 0
+        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
+        self.observer = observe(config, events, self.data, self.learner, position)
+        self.record = Record(
+            self.paths, position, self.history, self.observer,
+            writes=writes, classes=own_code.targets(config), path=self._path,
+        )  # fmt: skip
+        self.judge = Judge(
+            config, self.data, self.learner, position, self.worker, self._batch_checks,
+            self.callbacks, self.health, self.history, self.observer, self.early_stop, self.record,
+            self.every,
+        )  # fmt: skip
 
     def _unreached(self) -> str | None:
         """Return a line about settings without effect in so short a run; None without any."""
@@ -198,29 +195,32 @@ class Run:
 
     @progress.phase("loading the checkpoint")
     @sized_by("model")
-    def _resume(self, source: Path) -> None:
-        """Load the checkpoint `source`, which rank 0 reads."""
+    def _resume(self, source: Path) -> list[str]:
+        """Load the checkpoint `source`, which rank 0 reads; return the actions that it owes."""
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
         if is_fork:
             saved = first_weights.load_fork(self.snapshot, self.config, source)
-            self.history.log(saved["last"])  # best and early stopping begin again
         else:
             saved = self.snapshot.read(source)
         first_weights.refuse_other(self.config, self.data.info, saved)
-        if not is_fork:
+        if is_fork:  # best and early stopping begin again
+            self.history.log(saved["last"])
+        else:
             self.snapshot.load_state_dict(saved)
-            rates = saved["lr"]  # of an earlier version a single one
-            self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
-            self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
-            self._owed = saved.get("owed", [])
-            early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
-            self.early_stop.load_state_dict(early_stop)
-            if self.times.is_over(self.history.trained_s):
-                self.early_stop.is_time_up = True
+            self._load_numbers(saved)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
+        return [] if is_fork else saved.get("owed", [])
+
+    def _load_numbers(self, saved: Mapping[str, Any]) -> None:
+        """Load the numbers that the checkpoint of this run, not of another, has at its step."""
+        rates = saved["lr"]  # of an earlier version a single one
+        self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
+        self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
+        self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
+        self.early_stop.is_time_up |= self.times.is_over(self.history.trained_s)
 
     def _train_on(self) -> None:
         """Train until something is due: an evaluation, a checkpoint, the epoch's or run's end."""
@@ -246,11 +246,11 @@ class Run:
                 on_gradients=self.observer.before_update,
                 on_step=self._note_step,
                 on_log=self._log_running,
-                between_steps=self._is_due,
+                between_steps=self._between_steps,
             )
 
-    def _is_due(self) -> bool:
-        """Return whether there is more to do after this step than the next; see _take_stock."""
+    def _between_steps(self) -> bool:
+        """Call callbacks, agree on due actions, and return whether there are any."""
         position = self.position
         if position.step == 1:  # an optimizer has its state now
             self.snapshot.refuse_unreadable()
@@ -266,22 +266,23 @@ class Run:
         """Return the actions that are due by this worker's clock; rank 0 also measures training."""
         return self.times.by_clock(self.history if self.worker.rank == 0 else None)
 
-    def _take_stock(self) -> None:
-        """End the epoch, evaluate and save, each if it is due."""
+    def _take_stock(self, owed: Collection[str] = ()) -> None:
+        """End the epoch, evaluate and save, each if it is due.
+
+        The actions that a checkpoint has `owed` are done now; the epoch has ended before it.
+        """
         ends_epoch = not self.position.is_within_epoch
-        if ends_epoch and not self._owed:
+        if ends_epoch and not owed:
             self._end_epoch()
-        due = self.times.by_steps(self.position) | self._agreed | {*self._owed}
+        due = self.times.by_steps(self.position) | self._agreed | {*owed}
         with self._in_use() as weights:
-            if "evaluate" in due and not self._owed:
+            if "evaluate" in due and not owed:
                 self._save_before(due, weights)
-            self._owed = []
             is_kept = "evaluate" in due and self._judge()
             if ends_epoch:
                 self.judge.call_back("on_epoch_end")
             due |= self.agreement.meet(self._wishes() | due)
-            if "end" in due:
-                self.early_stop.is_time_up = True
+            self.early_stop.is_time_up |= "end" in due
             if ends_epoch:
                 self.health.refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
@@ -295,11 +296,10 @@ class Run:
         """
         history = self.history
         is_long = history.eval_s > signals.IMPATIENT_S * history.evaluations
-        may_fail = is_long or not self._has_judged
+        may_fail = is_long or not self.judge.has_judged
         wishes = {"save"} if may_fail and self.times.unsaved_s > LONG_S else set[str]()
         if "save" in self.agreement.meet(wishes):
-            self._owed = sorted(due)
-            self._save(weights, waits=True)
+            self._save(weights, owed=sorted(due), waits=True)
 
     def _end_run(self) -> None:
         """End the epoch and evaluate, where neither would be due if the run were longer.
@@ -385,45 +385,43 @@ class Run:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
         if self.history.is_within_epoch:  # next to the evaluation's metrics; no log point
             self._log_running(averages_since_logged(self.learner, self.sums))
-        is_kept = self.judge.judge()
-        self._has_judged = True
-        return is_kept
+        return self.judge.judge()
 
     def _save(
-        self, weights: list[Tensor], bests: Sequence[Best] = (), *, waits: bool = False
+        self,
+        weights: list[Tensor],
+        bests: Sequence[Best] = (),
+        *,
+        owed: Sequence[str] = (),
+        waits: bool = False,
     ) -> None:
         """Begin to write a checkpoint, or wait until it is written; a collective.
 
         The optimizer trains at `weights`, if at others than the model's; `bests` are to be kept
-        where this is one of them.
+        where this is one of them; `owed` are actions at this step that are done after it.
         """
-        state = self._state()
+        self.first_steps.end(within_epoch=self.position.is_within_epoch or bool(owed))
+        state = self.snapshot.state_dict()
         if weights and self.learner.strategy.shards == 1:  # one worker has all
             state[TRAINED] = weights
-        steps = [best["step"] for best in bests]
-        self.checkpoints.save(state, self._about, bests=steps, waits=waits)
-
-    def _state(self) -> dict[str, Any]:
-        """Return the state of training for a checkpoint; a collective."""
-        within_epoch = self.position.is_within_epoch or bool(self._owed)
-        self.first_steps.end(within_epoch=within_epoch)
-        state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # it is whole, if the weights are refused now
         first_weights.release_fork(self.paths, self.worker)
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.times.saved()
-        return state
+        about = functools.partial(self._about, owed)
+        steps = [best["step"] for best in bests]
+        self.checkpoints.save(state, about, bests=steps, waits=waits)
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, owed: Sequence[str]) -> dict[str, Any]:
         """Return the entries that rank 0 adds to a checkpoint."""
         bests, step, info = self.history.bests, self.position.step, self.data.info
         about = {
             **self.history.state_dict(),
             **self.record.state_dict(),
             "evaluated": next((one for one in bests if one["step"] == step), None),
-            "owed": self._owed,
+            "owed": [*owed],
             "config": shown(self.config),
             "plan": self.plan,
             "built": self.built,

@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from expt import progress, signals
 from expt.config.schema import UNPROFILED_STEPS, RunConfig
 from expt.runs import tags
+from expt.runs.paths import RunPaths
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
@@ -30,14 +30,14 @@ OPERATORS = 10
 class Steps:
     """The steps of one worker; a user has waited for the first since `waited_since`.
 
-    That is a time of time.monotonic. `profiler` is torch's, or None.
+    That is a time of time.monotonic. A profile is written if it has the `profiled` run's paths.
     """
 
     def __init__(
-        self, learner: Learner, worker: Worker, waited_since: float, profiler: Any
+        self, learner: Learner, worker: Worker, waited_since: float, profiled: RunPaths | None
     ) -> None:
-        self._learner, self._worker = learner, worker
-        self._waited_since, self._profiler = waited_since, profiler
+        self._learner, self._worker, self._waited_since = learner, worker, waited_since
+        self._profiler = profiler_of(profiled, worker.device) if profiled else None
         self._step: progress.Phase | None = None
         self.rates: dict[str, float] = {tags.LR: 0.0}
         """The learning rates of the last step, by their tags."""
@@ -159,7 +159,7 @@ class Agreement:
         return wishes
 
 
-def profiler_of(trace: Path, table: Path, device: torch.device) -> Any:
+def profiler_of(paths: RunPaths, device: torch.device) -> Any:
     """Start torch's profiler, which writes a trace of some steps, and a table of their operators.
 
     They are TRACED_STEPS steps after UNPROFILED_STEPS, or fewer where it is stopped before.
@@ -169,12 +169,12 @@ def profiler_of(trace: Path, table: Path, device: torch.device) -> Any:
     on_gpu = device.type == "cuda"
 
     def write(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(trace))
+        profiler.export_chrome_trace(str(paths.trace))
         averages = profiler.key_averages()
         averages[:] = [each for each in averages if not each.key.startswith("ProfilerStep")]
         by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         written = averages.table(by, row_limit=OPERATORS, max_name_column_width=40)
-        table.write_text(written, encoding="utf-8")
+        paths.operators.write_text(written, encoding="utf-8")
 
     profiler = profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu],
