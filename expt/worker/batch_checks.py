@@ -41,11 +41,12 @@ class BatchChecks:
         has_own_model = can_copy and isinstance(config.model, Target)
         self._has_own_task = can_copy and isinstance(config.task, Target)
         self._is_own = has_own_model or self._has_own_task
-        self._looks_at_curve = can_copy and self._number != 1
         # Gloo compares sizes, and its error is explained.
         may_hang = worker.device.type == "cuda" and worker.world_size > 1 and not config.drop_last
-        self._looks_at_shares = self._is_own and may_hang
-        self._looks_at_outputs = has_own_model and worker.rank == 0
+        # Each is done once:
+        self._checks_curve = can_copy and self._number != 1
+        self._checks_shares = self._is_own and may_hang
+        self._checks_outputs = has_own_model and worker.rank == 0
 
     def of_steps(self, batches: Iterator[Batch], *, begins: bool) -> Iterator[Batch]:
         """Yield an epoch's batches, and look at samples once they were used; a collective.
@@ -54,26 +55,25 @@ class BatchChecks:
         the sums of a custom task: while one is 0, which its mean is too, on batch 2, 4, 8, ...
         Raises ConfigError where NCCL would exchange unequal shares.
         """
-        if self._looks_at_shares:
+        if self._checks_shares:
             batches = self._of_equal_shares(batches)
         checks_sums, number = self._has_own_task and begins, 0
-        while (checks_sums or self._looks_at_curve) and (batch := next(batches, None)) is not None:
+        while (checks_sums or self._checks_curve) and (batch := next(batches, None)) is not None:
             number += 1
-            if number & (number - 1):
+            if number.bit_count() > 1:
                 yield batch
                 continue
             look = Look(batch)
             yield batch
             few = look.samples()
             sizes = collectives.gather_across_workers(few.size if few else 0)
-            if len({*sizes}) > 1:  # those that meet in a look are all there
-                few = None
+            few = few if len({*sizes}) == 1 else None  # workers may meet in a check
             if checks_sums:
                 warns = self._worker.rank == 0 and number == 1
                 has_zero = few is not None and check_sums(self._copies, few, warns=warns)
                 checks_sums = any(collectives.gather_across_workers(has_zero))
-            if self._looks_at_curve:
-                self._looks_at_curve = False
+            if self._checks_curve:
+                self._checks_curve = False
                 self._check_curve(few, batch)
         yield from batches
 
@@ -81,8 +81,8 @@ class BatchChecks:
         """Yield the batches; refuse the first of unequal shares, on which NCCL would hang."""
         for batch in batches:
             share, surplus = divmod(batch.global_size, self._worker.world_size)
-            if self._looks_at_shares and surplus:
-                self._looks_at_shares = False
+            if surplus and self._checks_shares:
+                self._checks_shares = False
                 if _gathers(self._copies, batch, min(SAMPLES, share)):
                     raise ConfigError(
                         f"drop_last=false: {batch.global_size} samples are unequal shares of"
@@ -94,12 +94,12 @@ class BatchChecks:
     def _check_curve(self, few: Batch | None, batch: Batch) -> None:
         """Warn where the micro-batches of a worker's share change the curve; a collective."""
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
-        depends = norms = any(layer.training for layer in layers)
-        if few is not None and self._is_own and not norms:
-            depends = _depends(self._copies, few, TRAINING, (True, False))
+        norms, compares = any(layer.training for layer in layers), False
+        if self._is_own and few and not norms:
+            compares = _depends(self._copies, few, TRAINING, (True, False))
         number, share = self._number, -(-batch.global_size // self._worker.world_size)
         # Of auto with norms the strategy reports it once it takes fewer.
-        if self._worker.rank or not depends or (number == "auto" and norms):
+        if self._worker.rank or not (compares or (norms and number != "auto")):
             return
         why = "batch norms get" if norms else "the model or the loss compares"
         fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
@@ -110,8 +110,8 @@ class BatchChecks:
 
     def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; warn after the first where outputs depend on the others of a batch."""
-        if self._looks_at_outputs and (first := next(batches, None)) is not None:
-            self._looks_at_outputs = False
+        if self._checks_outputs and (first := next(batches, None)) is not None:
+            self._checks_outputs = False
             look, begun = Look(first), patches.collectives_begun()
             yield first
             # In a collective it would wait for the others.
@@ -137,22 +137,26 @@ def _depends(copies: Copies, few: Batch, loss: str | None, modes: Sequence[bool]
     # A copy shares its hooks, which may count their calls.
     if len(halves) != 2 or any(vars(one)["_forward_hooks"] for one in learner.module.modules()):
         return False
-    near = ABOUT_OUTPUTS if learner.precision.dtype else NEAR_OUTPUTS
-
-    def is_near(one: Tensor, other: Tensor) -> bool:
-        one, other = (each.nan_to_num(0.0, 0.0, 0.0) for each in (one, other))  # of masks
-        return one.shape != other.shape or bool((one - other).abs().max() <= near * one.abs().max())
-
     alone = contextlib.nullcontext if loss == TRAINING else collectives.alone
     found = []
     for trains in modes:  # all of them: workers may meet there
         with contextlib.suppress(Exception), copies.trying(), alone():
             several = ([few], 0), ([few], 1), (halves, 2)
             found.append([_numbers(copies, *each, loss, trains) for each in several])
+    near = ABOUT_OUTPUTS if learner.precision.dtype else NEAR_OUTPUTS
     for whole, again, parts in found:
-        if all(map(is_near, whole, again)):
-            return not all(map(is_near, whole, parts))
+        if _are_near(whole, again, near):
+            return not _are_near(whole, parts, near)
     return False
+
+
+def _are_near(some: Sequence[Tensor], others: Sequence[Tensor], near: float) -> bool:
+    """Return whether tensors of numbers differ by no more than a share `near` of the largest."""
+    for pair in zip(some, others, strict=True):
+        one, other = (each.nan_to_num(0.0, 0.0, 0.0) for each in pair)  # of masks
+        if one.shape == other.shape and (one - other).abs().max() > near * one.abs().max():
+            return False
+    return True
 
 
 def _numbers(
@@ -184,12 +188,8 @@ def _gathers(copies: Copies, batch: Batch, number: int) -> bool:
             with copies.trying(), _Exchanges() as seen:
                 task.training_loss(task.forward(module.train(), few), few)
             found.append(seen.tensors)
-    if len(found) < 2:
-        return False
-    for one, other in zip(found[0], found[1], strict=False):
-        _, is_integer = one
-        if one != other or is_integer:
-            return one != other
+        pairs = zip(*found, strict=False)
+        return next((one != other for one, other in pairs if one != other or one[1]), False)
     return False
 
 

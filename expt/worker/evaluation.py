@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,46 +63,37 @@ SHORT_S, SHORT_STEPS = 0.02, 30
 
 def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker) -> str:
     """Evaluate the weights of runs, write the numbers to the folder, and return "completed"."""
-    config, paths = request.config, request.paths
+    config, paths, split = request.config, request.paths, evaluation.split
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
-    ways, rounds = shared(evaluation.runs, evaluation.split)
+    ways, rounds = shared(evaluation.runs, split)
     pairs = zip(evaluation.runs, ways, strict=True)
-    loaded = [_member(run, way, worker) for run, way in pairs]
-    members = [member for member, *_ in loaded]
-    _, record, state = loaded[0]
+    first, *_ = weights = [_Weights.load(run, way, worker) for run, way in pairs]
+    members = [one.member for one in weights]
     with sized_by("data"):
-        data = {
-            way: _data(evaluation, config, evaluation.runs[way], worker)
-            for way in dict.fromkeys(ways)
-        }
+        data = {way: _data(evaluation, way, config, worker) for way in dict.fromkeys(ways)}
     worker.beat()
     for way, each in data.items():
         evaluation_data.keep_doubles(members[way].trained, each.loaders)
     features, evaluator = data[0].features, _evaluator(config, members, evaluation.flips, worker)
-    shows = config.tensorboard.images is not False
-    pictures = build_pictures(config, features) if shows else None
-    review = pictures.review() if pictures else None
-    names: Sequence[str] = features.targets.names
-    if review is None and config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
-        review = Review(len(names), keep=0)
+    pictures, review = _pictures(config, features)
     together = Together([{way: data[way] for way in several} for several in rounds])
-    began = time.perf_counter()
-    at = {key: state["position"][key] for key in ("epoch", "step")}
-    now = Progress(**at, planned=record["total_steps"], is_evaluation=True)
-    batches = build.evaluation_batches(together, evaluation.split, worker, now)
+    position, began = first.state["position"], time.perf_counter()
+    at = {key: position[key] for key in ("epoch", "step")}
+    now = Progress(**at, planned=first.record["total_steps"], is_evaluation=True)
+    batches = build.evaluation_batches(together, split, worker, now)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gather() if review else None
     if worker.rank:
         return COMPLETED
-    about = _about(evaluation, state["position"], values, features)
+    about = _about(evaluation, position, values, features)
     _write_events(values, about, paths, pictures, seen)
     if seen:
-        about["by_class"] = by_class(seen[0], names)
-    metrics = tagged(values, evaluation.split, worker.warn)
+        about["by_class"] = by_class(seen[0], features.targets.names)
+    metrics = tagged(values, split, worker.warn)
     if evaluation.own_data and len(members) == 1 and not evaluation.flips:
-        _warn_of_others(metrics, record, state, values.samples, config)
+        first.warn_of_others(metrics, values.samples, config)
     update_result(
         paths,
         status=COMPLETED,
@@ -114,21 +105,62 @@ def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker)
     return COMPLETED
 
 
-def _member(run: Trained, way: int, worker: Worker) -> tuple[Member, Any, Any]:
-    """Return a run's model, its record, and the rest of its checkpoint's state; a collective."""
-    with sized_by("model"):
-        with progress.phase("loading the checkpoint"):
-            # Only rank 0 looks: the run may be under way, and ranks would find different files.
-            found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
-            record, file = collectives.from_rank_0(found)
-            state = read_together(file, worker, lambda _: read(file))
-        worker.beat()
-        trained = rebuilt(record, state, worker.device, amp=run.config.amp)
-    compile_module(trained.model, mode_of(run.config.compile, steps=0))
-    task = run.config.task.build(Facts(targets=trained.features.targets))
-    load_own_state(task, state["workers"], worker.device, worker.rank)
-    state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
-    return Member(trained, task, way), record, state
+def _pictures(config: RunConfig, features: Features) -> tuple[RunPictures | None, Review | None]:
+    """Return the pictures to draw, and the confusions to count, which may be many more."""
+    shows, names = config.tensorboard.images is not False, features.targets.names
+    if pictures := build_pictures(config, features) if shows else None:
+        return pictures, pictures.review()
+    counts = config.task.takes.has_one_class and len(names) <= MOST_COUNTED
+    return None, Review(len(names), keep=0) if counts else None
+
+
+class _Weights(NamedTuple):
+    """The weights of a run, its record, and the rest of its checkpoint's state."""
+
+    member: Member
+    record: Any
+    state: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, run: Trained, way: int, worker: Worker) -> _Weights:
+        """Load the weights of a run; a collective."""
+        with sized_by("model"):
+            with progress.phase("loading the checkpoint"):
+                # Only rank 0 looks: the run may be under way, and ranks would find different files.
+                found = located(run.run, run.which, warns=False) if worker.rank == 0 else None
+                record, file = collectives.from_rank_0(found)
+                state = read_together(file, worker, lambda _: read(file))
+            worker.beat()
+            trained = rebuilt(record, state, worker.device, amp=run.config.amp)
+        compile_module(trained.model, mode_of(run.config.compile, steps=0))
+        task = run.config.task.build(Facts(targets=trained.features.targets))
+        load_own_state(task, state["workers"], worker.device, worker.rank)
+        unmapped = {key: value for key, value in state.items() if key not in ("model", "ema")}
+        return cls(Member(trained, task, way), record, unmapped)
+
+    def known(self) -> Mapping[str, float]:
+        """Return the numbers that the run itself has measured of these weights, by their tags."""
+        step, best = self.state["position"]["step"], self.record.get("best") or {}
+        is_tested = self.record.get("status") == COMPLETED and best.get("step") == step
+        at_end = self.record["metrics"] if is_tested else {}
+        return {**at_end, **(self.state["last"] if self.state.get("evaluated_at") == step else {})}
+
+    def warn_of_others(self, metrics: Mapping[str, float], samples: int, now: RunConfig) -> None:
+        """Warn where numbers differ from the run's own by more than rounding."""
+        known, better = self.known(), metrics_of(now.task)
+        changed = _changed(self.record["config"], now)
+        for tag, value in metrics.items():
+            name, _, split = tag.rpartition("/")
+            is_another = any(f"{key}.".startswith(f"task.metrics.{name}.") for key in changed)
+            if split == "train" or is_another:  # the run's is a mean over steps, or of other code
+                continue
+            was = known.get(tag, value)
+            near = 2 / max(1, samples) if better.get(name) == "max" else ROUNDING_OF_LOSSES
+            if math.isfinite(was) and not math.isclose(value, was, rel_tol=ROUNDING, abs_tol=near):
+                there = f"{decimals(was)} where the run measured these weights"
+                cause = _cause(self.record, changed)
+                warn(f"{tag}: {decimals(value)} here, and {there}; {cause}")
+                return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,34 +189,6 @@ def _evaluator(
         ),
         ensemble=Ensemble(members, flips),
     )
-
-
-def _warn_of_others(
-    metrics: Mapping[str, float],
-    record: Any,
-    state: Mapping[str, Any],
-    samples: int,
-    now: RunConfig,
-) -> None:
-    """Warn where numbers differ from the run's own of these weights, by more than rounding."""
-    step, best = state["position"]["step"], record.get("best") or {}
-    is_tested = record.get("status") == COMPLETED and best.get("step") == step
-    known = dict(record["metrics"]) if is_tested else {}
-    known |= state["last"] if state.get("evaluated_at") == step else {}
-    better = metrics_of(now.task)
-    changed = _changed(record["config"], now)
-    for tag, value in metrics.items():
-        name, _, split = tag.rpartition("/")
-        is_another = any(f"{key}.".startswith(f"task.metrics.{name}.") for key in changed)
-        if split == "train" or is_another:  # the run's is a mean over steps, or another metric's
-            continue
-        was = known.get(tag, value)
-        near = 2 / max(1, samples) if better.get(name) == "max" else ROUNDING_OF_LOSSES
-        if math.isfinite(was) and not math.isclose(value, was, rel_tol=ROUNDING, abs_tol=near):
-            values = f"{decimals(value)} here, and {decimals(was)}"
-            cause = _cause(record, changed)
-            warn(f"{tag}: {values} where the run measured these weights; {cause}")
-            return
 
 
 def _changed(then: Mapping[str, Any], now: RunConfig) -> list[str]:
@@ -216,9 +220,8 @@ def _cause(record: Any, changed: Sequence[str]) -> str:
     )
 
 
-def _data(
-    evaluation: Evaluation, config: RunConfig, run: Trained, worker: Worker
-) -> EvaluationData:
+def _data(evaluation: Evaluation, way: int, config: RunConfig, worker: Worker) -> EvaluationData:
+    run = evaluation.runs[way]
     options = LoaderOptions(
         batch_size=config.batch_size,
         shard=Shard(worker.rank, worker.world_size),
@@ -301,21 +304,19 @@ def time_steps(request: RunRequest, worker: Worker) -> str:
 def _time_steps(run: Run) -> list[float]:
     """Return the seconds of each of the run's first steps."""
     steps_s: list[float] = []
-    device, began, most = run.worker.device, time.perf_counter(), PREFLIGHT_STEPS
+    device, most, began = run.worker.device, PREFLIGHT_STEPS, time.perf_counter()
 
     def done() -> bool:
         nonlocal began, most
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        now = time.perf_counter()
-        steps_s.append(now - began)
-        began = now
+        steps_s.append(time.perf_counter() - began)
         run.worker.beat()
         if len(steps_s) == PREFLIGHT_STEPS:
             total_s = collectives.sum_across_workers(torch.tensor(steps_s[-1], device=device))
             if total_s.item() < SHORT_S * run.worker.world_size:
                 most = SHORT_STEPS
-            began = time.perf_counter()
+        began = time.perf_counter()
         return len(steps_s) >= most
 
     run.position.begin_epoch()

@@ -112,12 +112,7 @@ def _measured(copies: Copies, batch: Batch, *, predicted: bool) -> dict[str, _Su
 
 
 def _compare(
-    copies: Copies,
-    name: str,
-    sums: _Sums,
-    again: Callable[[], Mapping[str, _Sums]],
-    *,
-    warns: bool,
+    copies: Copies, name: str, sums: _Sums, again: Callable[[], Mapping[str, _Sums]], *, warns: bool
 ) -> None:
     task = copies.learner.task
     method = f"{method_of(task, 'measure')}: {name}"
