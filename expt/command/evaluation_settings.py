@@ -25,7 +25,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.features import Features
-from expt.inference.plan import check_together
+from expt.inference.plan import refuse_flips, refuse_unlike
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Trained
 from expt.runs.result import Record
@@ -151,7 +151,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     trained = Trained(run.absolute(), asked.which, config, record)
     if asked.flips:
         names.append("flips")
-        check_together([trained], None, flips=True)
+        refuse_flips(trained)
     evaluation = Evaluation(
         runs=[trained], split=split, own_data=own, dataset=other, flips=asked.flips
     )
@@ -164,7 +164,7 @@ def mean_of(measured: Sequence[Settings]) -> list[Settings]:
     Raise ConfigError where they are unlike.
     """
     first, runs = measured[0], [run for each in measured for run in each.evaluation.runs]
-    check_together(runs, first.evaluation.split if first.evaluation.own_data else None)
+    refuse_unlike(runs, first.evaluation.split if first.evaluation.own_data else None)
     evaluation = dataclasses.replace(first.evaluation, runs=runs)
     mean = first._replace(evaluation=evaluation, name=f"{first.name}-mean-of-{len(runs)}")
     return [mean] if len(runs) > 1 else []

@@ -17,8 +17,9 @@ from expt.inference.tables import inputs_of
 from expt.runs.request import Trained
 from expt.runs.tags import SPLITS
 
-_NOT_OF_TEST = ("val_fraction", "train_limit", "folds", "fold")
-"""Keys of held out samples that leave the test set as it is."""
+_HELD_OUT = ("val_fraction", "train_limit", "folds", "fold")
+_MAY_DIFFER = {"test": _HELD_OUT, "all": _HELD_OUT, "val": ("fold",)}
+"""The keys of a dataset in which runs may differ that are to have equal samples in a split."""
 _SHOWN = 120
 """The longest description of a feature [characters]."""
 
@@ -47,16 +48,17 @@ class Plan:
         self.split, self.batch_size, self.flips = split, batch_size, flips
         self.device, self.amp, self.trust_code = device, amp, trust_code
         self.runs = [Trained.read(*run) for run in runs]
-        self.run, _, self.config, self.record = self.runs[0]
-        self.data: dict[str, Any] = self.record["data"]
-        self.features = self.runs[0].features
+        first = self.runs[0]
+        self.config, self.record, self.features = first.config, first.record, first.features
         self._check([*paths, *texts])
-        check_together(self.runs, split, flips=flips)
+        if flips:
+            refuse_flips(first)
+        refuse_unlike(self.runs, split)
         form = self.config.task.outputs(self.features.targets)
         self.form: Feature = form if top is None else form.likeliest(top)
         self.ways, self.rounds = shared(self.runs, split)
-        first = ((way, self.runs[way]) for way in dict.fromkeys(self.ways))
-        self.readers = {way: inputs_of(run.config.dataset, run.features) for way, run in first}
+        each = ((way, self.runs[way]) for way in dict.fromkeys(self.ways))
+        self.readers = {way: inputs_of(run.config.dataset, run.features) for way, run in each}
         for reader in self.readers.values():
             if texts:
                 reader.take(texts)
@@ -64,13 +66,14 @@ class Plan:
                 reader.open(paths)
         self.inputs = self.readers[0]
 
-    def _check(self, paths: Sequence[object]) -> None:
+    def _check(self, given: Sequence[object]) -> None:
+        """Raise ConfigError unless either samples are `given` or the run has the split."""
         split = self.split
-        if bool(paths) == bool(split):
+        if bool(given) == bool(split):
             raise ConfigError(
                 "name files or folders, or --split test for a part of the run's dataset"
             )
-        there = [name for name in SPLITS if self.data.get(f"{name}_size", 0) != 0]
+        there = [name for name in SPLITS if self.record["data"].get(f"{name}_size", 0) != 0]
         if split is not None and split not in there:
             raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -79,7 +82,7 @@ class Plan:
     @property
     def total(self) -> int | None:
         """The number of samples, where it is known before they are read."""
-        return self.inputs.size if self.split is None else self.data[f"{self.split}_size"]
+        return self.inputs.size if self.split is None else self.record["data"][f"{self.split}_size"]
 
     @property
     def noun(self) -> str:
@@ -97,19 +100,22 @@ class Plan:
         return str(parts.get(self.split, parts["train"]) / "images")
 
 
-def check_together(runs: Sequence[Trained], split: str | None, *, flips: bool = False) -> None:
-    """Raise ConfigError, naming a run, for runs of other features than the first.
-
-    Of a `split` of their dataset all must have the same samples, but for the folds of val. With
-    `flips` inputs must be images.
-    """
-    first, *others = runs
-    inputs, targets = first.features
-    if flips and not (inputs.is_image and targets.each in ("sample", "pixel")):
+def refuse_flips(run: Trained) -> None:
+    """Raise ConfigError where the inputs of a run are no images, which alone can be flipped."""
+    inputs, targets = run.features
+    if not (inputs.is_image and targets.each in ("sample", "pixel")):
         raise ConfigError(
-            f"--flips: {first.run} takes {_shown(inputs)} and predicts {_shown(targets)}; only"
+            f"--flips: {run.run} takes {_shown(inputs)} and predicts {_shown(targets)}; only"
             " images are flipped, and the outputs of a custom task are not; leave it out"
         )
+
+
+def refuse_unlike(runs: Sequence[Trained], split: str | None) -> None:
+    """Raise ConfigError, naming a run, for runs of other features than the first.
+
+    Of a `split` of their dataset all must have the same samples, but for the folds of val.
+    """
+    first, *others = runs
     for one in others:
         values = _values(first, split)
         for name, own in _values(one, split).items():
@@ -137,10 +143,9 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
         found["tokenizer"] = getattr(inputs, "digest", getattr(run.config.dataset, "tokens", None))
     if split is None:
         return found
-    left_out = _NOT_OF_TEST if split in ("test", "all") else ("fold",) if split == "val" else ()
     for key in varying("split", "repetition"):
         group, _, name = key.partition(".")
-        if group == "dataset" and name not in left_out:
+        if group == "dataset" and name not in _MAY_DIFFER.get(split, ()):
             found[key] = getattr(run.config.dataset, name, None)
     return {**found, "data": run.record.get("content", {}).get("data")}
 
@@ -151,17 +156,18 @@ def _shown(feature: Feature, more: Sequence[str] = ()) -> str:
 
 
 def shared(runs: Sequence[Trained], split: str | None) -> tuple[list[int], list[list[int]]]:
-    """Return the number of the run whose prepared samples each takes, and those read together.
+    """Return the way of each run in which its samples are prepared, and the ways read together.
 
-    Of val, where runs have held out several folds, one fold is read after the other.
+    A way is the number of the first run that has it. Of val, where runs have held out several
+    folds, one fold is read after the other.
     """
-    ways, found = list[int](), dict[Any, int]()
-    folds: dict[int | None, list[int]] = {}
-    for place, run in enumerate(runs):
+    ways, firsts = list[int](), dict[str, int]()
+    rounds: dict[int | None, list[int]] = {}
+    for number, run in enumerate(runs):
         fold = run.config.dataset.fold if split == "val" else None
         dataset = {**plain(run.config.dataset), "fold": fold}
-        key = repr((dataset, run.features.inputs.record))
-        if key not in found:
-            folds.setdefault(fold, []).append(place)
-        ways.append(found.setdefault(key, place))
-    return ways, [*folds.values()]
+        way = firsts.setdefault(repr((dataset, run.features.inputs.record)), number)
+        ways.append(way)
+        if way == number:
+            rounds.setdefault(fold, []).append(way)
+    return ways, [*rounds.values()]

@@ -31,9 +31,7 @@ class Predictor:
         """Load the models. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         with _faults_in_words(self.device), importable_from_here(plan.record):
-            members = [
-                self._member(run, way) for run, way in zip(plan.runs, plan.ways, strict=True)
-            ]
+            members = [self._member(*pair) for pair in zip(plan.runs, plan.ways, strict=True)]
         self._average = Ensemble(members, plan.flips)
         self._task = members[0].task
         self.form = plan.form
@@ -63,13 +61,10 @@ class Predictor:
         return map(self.form.named_apart, self.form.joined(self._answers()))
 
     def _answers(self) -> Iterator[Answers]:
-        with (
-            precision_kept(),
-            importable_from_here(self._plan.record),
-            _faults_in_words(self.device),
-        ):
-            set_precision(self._plan.config.matmul_precision)
-            for ways in self._plan.rounds:
+        plan = self._plan
+        with precision_kept(), importable_from_here(plan.record), _faults_in_words(self.device):
+            set_precision(plan.config.matmul_precision)
+            for ways in plan.rounds:
                 for pieces in zip(*map(self._pieces, ways), strict=True):
                     first = pieces[0]
                     if any(len(each.about) != len(first.about) for each in pieces):
@@ -106,10 +101,10 @@ class Predictor:
 
     def _split(self, way: int, split: str, size: int | None) -> Iterator[Piece]:
         """Yield a part of a run's own dataset as its evaluations had it."""
-        config, record = self._plan.runs[way].config, self._plan.runs[way].record
-        dataset = config.dataset
+        run, part = self._plan.runs[way], cast("Split", split)
+        config, dataset = run.config, run.config.dataset
         dataset.prepare(config.task, learns=False)
-        then, now = record.get("content", {}).get("data"), dataset.fingerprint()
+        then, now = run.record.get("content", {}).get("data"), dataset.fingerprint()
         if then is not None and now is not None and then != now:
             errors.warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
@@ -118,10 +113,9 @@ class Predictor:
             device=self.device,
             channels_last=config.channels_last,
         )
-        part, features = cast("Split", split), self._plan.runs[way].features
         workers = min(machine.usable_cpus(), 8)
         found = build.load(
-            dataset, config.task, part, features, options, own=True, num_workers=workers
+            dataset, config.task, part, run.features, options, own=True, num_workers=workers
         )
         (loader,) = found.loaders
         build.keep_doubles(self._average.members[way].trained, [loader])
