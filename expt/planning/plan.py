@@ -49,8 +49,7 @@ class Footprint:
     states: float
     """The optimiser's states."""
     activations: float
-    """The bytes of a forward and a backward pass of a micro-batch, or of the update if that takes
-    more."""
+    """Tensors of a micro-batch's forward and backward pass, or of the update if they are larger."""
 
     @property
     def total(self) -> float:
@@ -70,9 +69,7 @@ class Sample(NamedTuple):
     def of(cls, config: RunConfig, vocabulary: int | None = None) -> Sample:
         """Return one of the run's dataset, which is read only where its settings don't say it all.
 
-        Raises:
-            ConfigError: it must be read, and can't.
-
+        Raises ConfigError where it must be read, and can't.
         """
         dataset = config.dataset
         if known := dataset.known_features(vocabulary):
@@ -92,9 +89,8 @@ class Sample(NamedTuple):
 
     def batch(self, size: int) -> Batch:
         """Return a batch of `size` blank samples."""
-        inputs, targets = mapped(
-            lambda one: one.new_zeros(size, *one.shape), (self.inputs, self.targets)
-        )
+        pair = self.inputs, self.targets
+        inputs, targets = mapped(lambda one: one.new_zeros(size, *one.shape), pair)
         return Batch(inputs, targets, size)
 
 
@@ -111,49 +107,58 @@ class Footprints(NamedTuple):
 def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
     """Return the memory of `config` under each strategy, with and without activation checkpointing.
 
-    Args:
-        config: the run; its strategy is not looked at.
-        vocabulary: the number of tokens of a text whose tokenizer is not there.
-
-    Raises:
-        ConfigError: the model can't take a step on this data, or not without its numbers.
-
+    `vocabulary` is the number of tokens of a text whose tokenizer is not there. Raises ConfigError
+    for a model that can't take a step on this data, or not without its numbers.
     """
     sample = Sample.of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
-        if sparse_weights(module):
-            raise ConfigError("plan: counts no sparse gradients; plan it with sparse=False")
-        held = list(module.parameters())
-        trained = [parameter for parameter in held if parameter.requires_grad]
-        optimizer = optim.build_optimizer(config.optimizer, module)
-        states, moment = _update(optimizer, trained)
-        averages = 2 if config.ema else 1
-        whole = averages * (_bytes(held) + _bytes(module.buffers()))
-        units = sharding.own_parameters(module, sharding.choose_units(module, config.sharding.wrap))
-        gathered = _bytes(held)  # whole parameters and gradients, which a worker holds for a moment
-        if config.sharding.reshard_after_forward:
-            sizes = [_bytes(unit) for unit in units]
-            # Of the units only the one in use, its gradient, and the next
-            gathered += 3 * max(sizes, default=0) - sum(sizes)
+        whole, gathered = _whole(config, module), _gathered(config, module)
         num_blocks = len(blocks(module))
-    ways = [(False, _activations(config, sample, micro_batch, ()))]
+    ways = {False: _activations(config, sample, micro_batch, ())}
     if num_blocks or config.activation_checkpointing:
         wanted = config.activation_checkpointing or "auto"
-        ways.append((True, _activations(config, sample, micro_batch, wanted)))
+        ways[True] = _activations(config, sample, micro_batch, wanted)
     plans = [
         Footprint(
             strategy=strategy,
             checkpointed=checkpointed,
-            parameters=whole / shards + (gathered if shards > 1 else 0),
-            gradients=_bytes(trained) / (1 if config.micro_batches > 1 else shards),
-            states=0 if config.offload else states / shards,
-            activations=max(activations, moment / shards),
+            parameters=whole.parameters / shards + (gathered if shards > 1 else 0),
+            gradients=whole.gradients / (1 if config.micro_batches > 1 else shards),
+            states=0 if config.offload else whole.states / shards,
+            activations=max(activations, whole.activations / shards),
         )
         for strategy, shards in _shards(config).items()
-        for checkpointed, activations in ways
+        for checkpointed, activations in ways.items()
     ]
     return Footprints(sharding.num_parameters(module), num_blocks, micro_batch, plans)
+
+
+def _whole(config: RunConfig, module: nn.Module) -> Footprint:
+    """Return the footprint of an undivided model between two steps and in its optimizer's."""
+    if sparse_weights(module):
+        raise ConfigError("plan: counts no sparse gradients; plan it with sparse=False")
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    states, update = _update(optim.build_optimizer(config.optimizer, module), trained)
+    return Footprint(
+        strategy="ddp",
+        checkpointed=False,
+        parameters=(2 if config.ema else 1) * _bytes((*module.parameters(), *module.buffers())),
+        gradients=_bytes(trained),
+        states=states,
+        activations=update,
+    )
+
+
+def _gathered(config: RunConfig, module: nn.Module) -> int:
+    """Return the bytes of parameters and gradients that a worker gathers of a divided model."""
+    found = _bytes(module.parameters())
+    if config.sharding.reshard_after_forward:
+        units = sharding.own_parameters(module, sharding.choose_units(module, config.sharding.wrap))
+        sizes = [_bytes(unit) for unit in units]
+        # Of the units only the one in use, its gradient, and the next
+        found += 3 * max(sizes, default=0) - sum(sizes)
+    return found
 
 
 def _shards(config: RunConfig) -> dict[Strategy, int]:
@@ -173,17 +178,12 @@ def _activations(
     with _fake(config, sample) as module:
         if wanted:
             checkpoint_activations(module, wanted, compiled=False)
-        facts = Facts(
-            targets=sample.features.targets,
-            class_counts=sample.class_counts,
-            label_smoothing=config.label_smoothing,
-        )
+        targets, counts = sample.features.targets, sample.class_counts
+        facts = Facts(targets=targets, class_counts=counts, label_smoothing=config.label_smoothing)
         task = config.task.build(facts)
         for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(  # gradients are counted elsewhere
-                    lambda one: setattr(one, "grad", None)
-                )
+            if parameter.requires_grad:  # gradients are counted elsewhere
+                parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
         if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
         inputs, targets = data_build.in_its_type(module, sample.batch(size)[:2])
