@@ -37,8 +37,8 @@ class Outcome:
     """The completed, the pruned and the failed, in the order of the grid."""
     num_unfinished: int = 0
     """Interrupted, or never started."""
-    errors: dict[Path, ExptError] = field(default_factory=dict)
-    """The error of each failed run of a sweep, by its folder."""
+    errors: dict[RunPaths, ExptError] = field(default_factory=dict)
+    """The errors of the failed runs of a sweep."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
@@ -50,7 +50,7 @@ class Outcome:
         if status in (COMPLETED, PRUNED, FAILED):
             self.ended[run_paths] = status
         if status == FAILED and error is not None:
-            self.errors[run_paths.folder] = error
+            self.errors[run_paths] = error
 
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
         """Take in the outcomes of a sweep's runs.
@@ -66,13 +66,12 @@ class Outcome:
     def raise_if_failed(self) -> None:
         """Raise SweepFailed where a run of the sweep has failed."""
         folders = {paths: paths.folder.absolute() for paths in self.ended}
-        failed = [paths for paths, status in self.ended.items() if status == FAILED]
-        why = {folders[x]: str(self.errors.get(x.folder, "it failed")) for x in failed}
-        if why:
+        completed = [folders[x] for x, status in self.ended.items() if status == COMPLETED]
+        if failed := [paths for paths, status in self.ended.items() if status == FAILED]:
             left = self.num_unfinished
             rest = f", {left} were stopped or not started" if left else ""
-            completed = [each for paths, each in folders.items() if self.ended[paths] == COMPLETED]
-            text = f"{len(why)} of {len(folders) + left} runs failed{rest}"
+            text = f"{len(failed)} of {len(folders) + left} runs failed{rest}"
+            why = {folders[x]: str(self.errors.get(x, "it failed")) for x in failed}
             raise SweepFailed(text, completed, why, [*folders.values()])
 
 
@@ -126,11 +125,7 @@ def train(
     try:
         with removed_if_refused(paths):
             if config.preflight:
-                from expt.command.preflight import preflight  # late: tables
-                from expt.launch.pool import PoolOptions
-
-                preflight([Job(paths, request)], machine.detect(), PoolOptions())
-                remove_unused(paths)
+                _try_out(request)
                 return None
             this.sending.follow(config, paths.folder)
             this.how.carry_out(request, this.console)
@@ -142,12 +137,18 @@ def train(
     return objective_value(record)
 
 
+def _try_out(request: RunRequest) -> None:
+    """Time a few steps in place of the run, which leaves no folder."""
+    from expt.command.preflight import preflight  # late: tables
+    from expt.launch.pool import PoolOptions
+
+    preflight([Job(request.paths, request)], machine.detect(), PoolOptions())
+    remove_unused(request.paths)
+
+
 @contextlib.contextmanager
 def removed_if_refused(paths: RunPaths) -> Iterator[None]:
-    """Remove the files of a run if the body is refused or interrupted before it begins.
-
-    Its folder goes with them, unless it holds something of a user's.
-    """
+    """Remove the files of a run if the body is refused or interrupted before it begins."""
     is_there = paths.hydra.exists()  # of an earlier command
     try:
         yield
@@ -157,11 +158,10 @@ def removed_if_refused(paths: RunPaths) -> Iterator[None]:
         raise
 
 
-def remove_unused(run_paths: RunPaths) -> None:
+def remove_unused(paths: RunPaths) -> None:
     """Remove the folder of a run that did not begin, unless it holds something."""
-    folder, unused = run_paths.folder, {run_paths.hydra, run_paths.lock, run_paths.code}
-    if folder.is_dir() and {*folder.iterdir()} <= unused:
-        _remove_begun(run_paths)
+    if paths.folder.is_dir() and {*paths.folder.iterdir()} <= {paths.hydra, paths.lock, paths.code}:
+        _remove_begun(paths)
 
 
 def _remove_begun(paths: RunPaths) -> None:
