@@ -116,6 +116,19 @@ def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatc
         found.poll()
 
 
+def test_a_worker_killed_while_waited_for_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+    found = workers(tmp_path, 1, None)
+    leave_error(found.paths, 0, TimedOut("waited in vain"), 10)
+
+    def wait_for_all(_: object, timeout_s: float, **__: object) -> None:
+        if timeout_s == LATE_S:
+            found.processes[1].exitcode = KILLED  # type: ignore[misc]
+
+    monkeypatch.setattr(processes, "wait_for_all", wait_for_all)
+    with pytest.raises(RunFailed, match=r"^rank 1 of 2 was killed by SIGKILL"):
+        found.poll()
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
