@@ -90,8 +90,11 @@ class HydraTask:
 
         own = [[word for word in words if not word.startswith("hydra.")] for words in batch]
         heard = Heard(self._command.console, total=len(batch), folder=self._sweep.folder)
-        jobs = self._sweep.run_batch(own, first, self._swept, heard)
-        return [returned(words, _value(job)) for words, job in zip(batch, jobs, strict=True)]
+        folder = self._sweep.open()
+        runs = [folder.run(words, number, self._swept) for number, words in enumerate(own, first)]
+        with self._sweep.running(heard) as runner:
+            runner.run(self._sweep.jobs(runs, heard))
+        return [returned(words, _value(run.job)) for words, run in zip(batch, runs, strict=True)]
 
 
 def _value(job: Job) -> float | None:

@@ -30,13 +30,19 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_writ
 
 from expt.command.conf_files import refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.hydra_part import COMPOSING, environment_of, place, resolving, typed_in
-from expt.command.mistakes import (
+from expt.command.hydra_part import (
+    COMPOSING,
     as_config_error,
-    list_on,
-    refuse_no_choice,
-    refuse_no_list,
-    refuse_wrong,
+    environment_of,
+    place,
+    resolving,
+    typed_in,
+)
+from expt.command.mistakes import (
+    place_of,
+    refuse_wrong_choice,
+    refuse_wrong_element,
+    refuse_wrong_key,
 )
 from expt.config import secrets
 from expt.config.auto import fill_auto_of_a_sweep
@@ -177,19 +183,17 @@ class Composer:
         """Return the base of the words that choose, and its settings with the values of others."""
         of_kind: dict[_Kind, list[Override]] = {"choice": [], "value": [], "element": []}
         for word in map(parse_one, with_classes_added(words)):
-            refuse_no_choice(word)
+            refuse_wrong_choice(word)
             of_kind[self._kind(word)].append(word)
         choices, values, elements = of_kind.values()
         base, own = self._with_values(choices, values)
         for word in elements:
-            refuse_no_list(own, word)
-        numbered = [word for word in elements if list_on(own, word) is None]  # keys of mappings
-        if numbered:
-            base, own = self._with_values([*choices, *numbered], values)
-        for word in elements:  # Hydra adds and deletes keys, but no elements of lists
-            if word not in numbered:
-                own = base.with_value(own, word)
-        return base, own
+            refuse_wrong_element(own, word)
+        # Hydra adds and deletes keys, also numbers of a mapping, but no elements of lists.
+        of_lists = [word for word in elements if place_of(own, word).of_list is not None]
+        if others := [word for word in elements if word not in of_lists]:
+            base, own = self._with_values([*choices, *others], values)
+        return base, functools.reduce(base.with_value, of_lists, own)
 
     def _with_values(
         self, choices: Sequence[Override], values: Sequence[Override]
@@ -256,7 +260,7 @@ class _Base:
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for a wrong one."""
-        refuse_wrong(own, word, self.choices)
+        refuse_wrong_key(own, word, self.choices)
         return with_value(own, word.key_or_group.split("."), word.value(), merge=True)
 
 

@@ -15,7 +15,7 @@ from expt.command.command_line import check_repeated
 from expt.command.compose import Composer
 from expt.command.conf_files import own_folders
 from expt.command.grammar import Override, parse, readable
-from expt.command.mistakes import refuse_no_choice
+from expt.command.mistakes import refuse_wrong_choice
 from expt.config import kept_code, own_code, rules, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
@@ -96,7 +96,7 @@ def _refuse(override: Override) -> None:
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(f"{text}: an evaluation takes one value; evaluate one after the other")
     if key == "dataset":
-        refuse_no_choice(override)
+        refuse_wrong_choice(override)
         if isinstance(value := override.value(), dict) and "_target_" not in value:
             raise ConfigError(f"{text}: names no dataset; type dataset.KEY=VALUE for keys")
     if key in TYPED or key.startswith("task.metrics."):

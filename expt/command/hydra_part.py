@@ -11,16 +11,17 @@ from typing import Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from expt.command.conf_files import chosen_files
+from expt.command.conf_files import chosen_files, options
 from expt.command.grammar import lock, readable
-from expt.command.mistakes import as_config_error
+from expt.command.mistakes import UnknownKey, unknown_option
 from expt.config.constraints import typed
 from expt.config.keys import flat
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, first_line, warn
+from expt.runs.overrides import key_of, unquoted
 
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
@@ -39,6 +40,47 @@ LEAST = {
 }  # fmt: skip
 """The least value of each key of `hydra.launcher`; only by a float it need not be whole."""
 CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
+
+
+def as_config_error(
+    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
+) -> ConfigError:
+    """Return the error for one of `COMPOSING` that these words have raised.
+
+    `folders` are those that YAML was searched in.
+    """
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return ConfigError(
+            unknown_option(group, name, [*(error.options or ()), *options(group, *folders)])
+        )
+    if isinstance(error, RecursionError):
+        fix = "in its defaults another of the same group is - NAME, without the group"
+        return ConfigError(f"{' '.join(words)}: a YAML file chooses itself; {fix}")
+    unknown = re.match(r"Could not override '(.*?)'", str(error))
+    key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
+    word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
+    if unknown:
+        return UnknownKey(word, key).error()
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(f"{key}: has no value; set {key}=...")
+    if key:
+        is_unset = re.search("' not found|Unsupported interpolation type", str(error))
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
+        return ConfigError(f"{word}: {first_line(error)}{fix}")
+    return ConfigError(_without_key(error, words, folders))
+
+
+def _without_key(error: BaseException, words: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return the text for an error that says of no key that it is about it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
+        where = folders if isinstance(error, UnicodeDecodeError) else words
+        text = f"{' '.join(map(str, where))}: {text}"
+    cause = first_line(error.__cause__ or error)
+    if "is not Optional" in text and "sweeper.params" in text:
+        cause += "; write null in quotes"
+    return text if cause in text else f"{text}: {cause}"
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
@@ -22,8 +22,7 @@ from expt.config.keys import (
     takes_keys,
     takes_list,
 )
-from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import key_of, unquoted
+from expt.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from expt.command.grammar import Override
@@ -45,98 +44,33 @@ ELSEWHERE = {
 """Names of keys in other tools that no similar spelling leads to."""
 
 
-def as_config_error(
-    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
-) -> ConfigError:
-    """Return the error for one of Hydra or OmegaConf that composing `words` has raised.
+class Place:
+    """The place of a key in nested settings: how far the parts of its name lead.
 
-    `folders` are those that YAML was searched in.
+    Those `there` lead to `value`, whose own key is `holder`; those `missing` lead no further.
+    `of_list` are those that lead to the first list on the way, or None.
     """
-    if missing := getattr(error, "missing_cfg_file", None):
-        group, _, name = str(missing).rpartition("/")
-        known = [*(getattr(error, "options", None) or ()), *options(group, *folders)]
-        return ConfigError(unknown_option(group, name, known))
-    if isinstance(error, RecursionError):
-        fix = "in its defaults another of the same group is - NAME, without the group"
-        return ConfigError(f"{' '.join(words)}: a YAML file chooses itself; {fix}")
-    unknown = re.match(r"Could not override '(.*?)'", str(error))
-    key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
-    word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
-    if unknown:
-        return ConfigError(_no_such_key(word, key))
-    if type(error).__name__ == "MissingMandatoryValue":
-        return ConfigError(f"{key}: has no value; set {key}=...")
-    if key:
-        is_unset = re.search("' not found|Unsupported interpolation type", str(error))
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
-        return ConfigError(f"{word}: {first_line(error)}{fix}")
-    text = " ".join(str(error).split())
-    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
-        where = folders if isinstance(error, UnicodeDecodeError) else words
-        text = f"{' '.join(map(str, where))}: {text}"
-    cause = first_line(error.__cause__ or error)
-    if "is not Optional" in text and "sweeper.params" in text:
-        cause += "; write null in quotes"
-    return ConfigError(text if cause in text else f"{text}: {cause}")
+
+    def __init__(self, settings: Any, names: Sequence[str]) -> None:
+        passed = [settings]
+        for name in names:
+            node = passed[-1]
+            if isinstance(node, dict) and name in node:
+                passed.append(node[name])
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                passed.append(node[int(name)])
+            else:
+                break
+        self.names, self.value = names, passed[-1]
+        self.there, self.missing = names[: len(passed) - 1], names[len(passed) - 1 :]
+        self.key, self.holder = ".".join(names), ".".join(self.there)
+        lists = (names[:at] for at, node in enumerate(passed) if isinstance(node, list))
+        self.of_list = next(lists, None)
 
 
-def _no_such_key(word: str, key: str, choice: str = "", near: Sequence[str] = ()) -> str:
-    """Return the error of a key that the settings lack, with the first hint that there is.
-
-    `choice` is that of its group, and `near` are the keys next to it in an element of a list.
-    """
-    *above, last = names = key.split(".")
-    group = names[0]
-    has = {each: keys_of(group, each) for each in options(group)}
-    own = has.get(choice, [])
-    said = f"{word}: there is no key '{key}'"
-    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
-        return f"{said}; add it with +{word}"
-    if above and key in all_keys() and key not in keys_in_yaml():
-        whole = f"set all of its keys at once, e.g. {example_of(above)}"
-        return f"{word}: {'.'.join(above)} has no keys yet; {whole}"
-
-    def having(known: str) -> str:
-        choices = (name for name, below in has.items() if known in (group, *below))
-        return f"{group}={' or '.join(choices)}"
-
-    every = (".".join(names[:end]) for end in range(len(names), 0, -1))
-    known = next((each for each in every if each in keys_in_yaml()), "")
-    if known == key or ("." in known and own and known not in own):
-        lacks = f"{group}={choice} has no key '{known}'" if choice else f"there is no {group}"
-        meant = _nearest(known, own, 0.6)
-        hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        return f"{word}: {lacks}{hint} add one that has it: {having(known)}"
-    of_choice = bool(choice) and above == [group]
-    of_group = [*itertools.chain(*has.values()), *own]
-    by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
-    meant = _nearest(key, of_group, 0.8) or ELSEWHERE.get(last) or by_end.get(last)
-    if not meant and of_choice:
-        meant = _nearest(key, of_group, 0.6)
-    if meant:
-        of_another = meant in of_group and meant not in own
-        has_none = f" {group}={choice} has none; add {having(meant)}" if of_another else ""
-        return f"{said}. Did you mean '{meant}'?{has_none}"
-    if of_choice:
-        return f"{said}. {group}={choice} has {', '.join(own)}." if own else f"{said}."
-    return f"{said}.{_anywhere(key, near)}"
-
-
-def _nearest(key: str, keys: Sequence[str], cutoff: float) -> str | None:
-    """Return the key whose last name is most like that of `key`; of equal names the last key."""
-    ends = {each.rpartition(".")[2]: each for each in keys}
-    found = difflib.get_close_matches(key.rpartition(".")[2], ends, n=1, cutoff=cutoff)
-    return ends[found[0]] if found else None
-
-
-def _anywhere(key: str, near: Sequence[str]) -> str:
-    """Return the nearest of all keys, or else where those of its group are listed."""
-    settings, names = keys_in_yaml(), key.split(".")
-    known = [each for each in (*settings, *ELSEWHERE.values()) if not key.startswith(f"{each}.")]
-    if len(names) > 1 and names[0] not in settings:
-        known += [f"{each}.{names[-1]}" for each in groups()]
-    hint = did_you_mean(key, near or known)
-    return f" --help {names[0]} lists its keys" if not hint and names[0] in settings else hint
+def place_of(own: Mapping[str, Any], word: Override) -> Place:
+    """Return the place of a word's key in the settings."""
+    return Place(own, word.key_or_group.split("."))
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
@@ -147,14 +81,15 @@ def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
     return f"{group}={name}: not one of {', '.join(choices)}.{hint}"
 
 
-def refuse_no_choice(word: Override) -> None:
+def refuse_wrong_choice(word: Override) -> None:
     """Raise ConfigError for a group of expt's with neither the name of one choice nor its keys."""
     key, value = word.key_or_group, word.value()
     if key == "hydra":
         raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
-    is_name = isinstance(value, str) and not (word.is_add() or word.is_force_add())
-    is_right = is_name or word.is_delete() or (isinstance(value, dict) and value)
-    if key not in groups() or word.package is not None or is_right:
+    if key not in groups() or word.package is not None or word.is_delete():
+        return
+    is_choice = isinstance(value, str) and not _adds(word)
+    if is_choice or (isinstance(value, dict) and value):
         return
     several = value if isinstance(value, list) else [value]
     names = ",".join(each for each in several if isinstance(each, str)) or "NAME"
@@ -162,144 +97,270 @@ def refuse_no_choice(word: Override) -> None:
     raise ConfigError(f"{word.input_line}: takes the name of one choice; {fix}")
 
 
-def refuse_wrong(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> None:
+def refuse_wrong_key(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> None:
     """Raise ConfigError for a word that can't set its key in these settings.
 
     `choices` are those of the groups.
     """
     if word.is_delete():
         _refuse_to_delete(own, word)
-    refuse_no_list(own, word)
-    path, value = word.key_or_group.split("."), word.value()
-    group, chosen = path[0], own.get(path[0])
+    refuse_wrong_element(own, word)
+    (group, *below), value = word.key_or_group.split("."), word.value()
+    chosen = own.get(group)
     is_custom = isinstance(chosen, dict) and "_target_" in chosen
-    is_name = isinstance(chosen, dict) and path[1:] == ["name"] and not is_custom
+    is_name = isinstance(chosen, dict) and not is_custom and below == ["name"]
     if is_name and value != own[group].get("name") and value in options(group):
         raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
-    may_add = is_custom and group == "dataset" and not _of_custom_datasets().isdisjoint(path[1:2])
-    if not (may_add or word.is_add() or word.is_force_add()):
-        _refuse_unknown(own, word, None if is_custom else str(choices.get(group) or ""))
-
-
-def _refuse_unknown(own: Mapping[str, Any], word: Override, choice: str | None) -> None:
-    """Raise ConfigError for a key that the settings lack, or one that the value has below it.
-
-    `choice` is the one of its group; None for a custom class.
-    """
-    text = str(word.input_line)
-    unknown = _first_unknown(own, word.key_or_group.split("."), word.value())
-    if not unknown:
+    may_lack = is_custom and group == "dataset" and not _of_all_datasets().isdisjoint(below[:1])
+    if may_lack or _adds(word) or (unknown := _unknown_in(own, word)) is None:
         return
-    names = unknown.split(".")
-    value, at = _descend(own, names)
-    if at and isinstance(value, dict) and unknown in all_keys() and unknown not in keys_in_yaml():
-        return  # of a mapping that was null
-    holder = ".".join(names[:at])
-    has_keys = isinstance(value, dict | list) or takes_keys(holder)
-    if not has_keys and (value is not None or holder in all_keys()):
-        written = typed(word.value()) if unknown == word.key_or_group else "..."
-        whole = in_a_shell(_whole(holder, written))
-        raise ConfigError(f"{text}: {holder} has no keys below it; write {whole}")
-    near = list[str]()
-    if re.search(r"\.\d+\.", unknown):  # in an element of a list
-        above = unknown.rpartition(".")[0]
-        near += [f"{above}.{name}" for name in names_around(names, own)]
-    if choice is not None:
-        raise ConfigError(_no_such_key(text, unknown, choice, near))
-    if isinstance(value, dict):  # the keys next to the first that there is not
-        near += [".".join([*names[:at], str(name), *names[at + 1 :]]) for name in value]
-    if names[0] == "dataset":
-        near += [f"dataset.{key}" for key in _of_custom_datasets()]
-    add = f"type +{text} if the class takes it, or add it to the class's YAML"
-    raise ConfigError(f"{text}: nothing sets '{unknown}' yet; {add}.{did_you_mean(unknown, near)}")
+    _refuse_below_value(unknown, word)
+    if is_custom:
+        _refuse_argument(own, unknown, word)
+    choice, near = str(choices.get(group) or ""), _of_element(own, unknown)
+    raise UnknownKey(str(word.input_line), unknown.key, choice, near).error()
 
 
-def _of_custom_datasets() -> set[str]:
+def _adds(word: Override) -> bool:
+    return word.is_add() or word.is_force_add()
+
+
+def _of_all_datasets() -> set[str]:
     """Return the keys that every custom dataset has, in its YAML or not."""
     own = {"name", "target", "kwargs", "train", "val", "test"}
     return {*names_of(GROUPS["dataset"]["_target_"])} - own
 
 
+def refuse_wrong_element(own: Mapping[str, Any], word: Override) -> None:
+    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+    place, one = place_of(own, word), typed(word.value())
+    if word.is_delete() or not (place.there and place.missing):
+        return
+    is_next = place.missing[0].isdecimal()
+    if problem := _of_one_value(place, one) if is_next else _of_unset_list(own, place, one):
+        raise ConfigError(f"{word.input_line}: {problem}")
+
+
+def _of_one_value(place: Place, one: str) -> str:
+    """Return the problem with an element of a key that has one value; else an empty string."""
+    key, value = place.holder, place.value
+    if isinstance(value, list) or (value is None and takes_list(key)):
+        return ""  # `with_value` names the whole list
+    if key in groups():
+        value, whole = kind(value), _whole(key, one)
+    elif isinstance(value, dict):
+        return ""  # a mapping may have numbers
+    else:
+        has_keys = any(each.startswith(f"{key}.") for each in all_keys())
+        whole = example_of(place.there) if has_keys else _whole(key, one)
+    return f"{key} has one value, {typed(value)}; write {whole}"
+
+
+def _of_unset_list(own: Mapping[str, Any], place: Place, one: str) -> str:
+    """Return the problem with an element of a custom argument's list that nothing sets."""
+    group = place.there[0]
+    has_class = any(key.endswith("_target_") for key in flat({group: own[group]}))
+    names = [*itertools.takewhile(lambda name: not name.isdecimal(), place.missing)]
+    if not (isinstance(place.value, dict) and has_class and len(names) < len(place.missing)):
+        return ""
+    key = ".".join([*place.there, *names])
+    whole = in_a_shell(f"+{key}=[{one}]" if takes_list(key) else f"+{key}={one}")
+    return f"nothing sets {key} yet; write the whole list, {whole}"
+
+
 def _whole(key: str, one: str) -> str:
     """Return the word for a key that has one value, which may be a list."""
-    return f"{key}=[{one}]" if takes_list(key) and key in all_keys() else f"{key}={one}"
-
-
-def refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
-    """Raise ConfigError for one element of a key that has no list, with the value to type."""
-    path = word.key_or_group.split(".")
-    value, at = _descend(own, path)
-    one = typed(word.value())
-    if word.is_delete() or at in (0, len(path)):
-        return
-    if not path[at].isdecimal():
-        is_custom = any(key.endswith("_target_") for key in flat({path[0]: own[path[0]]}))
-        element = next((end for end in range(at, len(path)) if path[end].isdecimal()), None)
-        if isinstance(value, dict) and is_custom and element is not None:
-            key = ".".join(path[:element])
-            whole = in_a_shell(f"+{key}=[{one}]" if takes_list(key) else f"+{key}={one}")
-            why = f"nothing sets {key} yet; write the whole list, {whole}"
-            raise ConfigError(f"{word.input_line}: {why}")
-        return
-    key = ".".join(path[:at])
-    is_list = isinstance(value, list) or (value is None and takes_list(key))
-    if is_list or (isinstance(value, dict) and key not in groups()):
-        return  # `with_value` names the whole list; a mapping may have numbers
-    whole = in_a_shell(_whole(key, one))
-    if key in groups():
-        value = kind(value)
-    elif any(each.startswith(f"{key}.") for each in all_keys()):
-        whole = example_of(path[:at])
-    raise ConfigError(f"{word.input_line}: {key} has one value, {typed(value)}; write {whole}")
+    return in_a_shell(f"{key}=[{one}]" if takes_list(key) and key in all_keys() else f"{key}={one}")
 
 
 def _refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
     """Raise ConfigError for an element that is to be deleted, with the list that is left."""
-    path = word.key_or_group.split(".")
-    value, at = _descend(own, path)
-    if at < len(path):
-        found = f"{'.'.join(path[:at])} is {typed(value)}"
-        raise ConfigError(f"{word.input_line}: there is no {'.'.join(path[: at + 1])}; {found}")
-    end = list_on(own, word) or 0
-    left = copy.deepcopy(_descend(own, path[:end])[0])
-    holder, _ = _descend(left, path[end:-1])
-    del holder[int(path[-1]) if isinstance(holder, list) else path[-1]]
-    whole = in_a_shell(f"{'.'.join(path[:end])}={typed(left)}")
+    place = place_of(own, word)
+    if place.missing:
+        absent = ".".join([*place.there, place.missing[0]])
+        found = f"{place.holder} is {typed(place.value)}"
+        raise ConfigError(f"{word.input_line}: there is no {absent}; {found}")
+    of_list = place.of_list or ()
+    left = copy.deepcopy(Place(own, of_list).value)
+    *above, last = place.names[len(of_list) :]
+    holder = Place(left, above).value
+    del holder[int(last) if isinstance(holder, list) else last]
+    whole = in_a_shell(f"{'.'.join(of_list)}={typed(left)}")
     raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
 
 
-def list_on(own: Mapping[str, Any], word: Override) -> int | None:
-    """Return how many parts of the word's key lead to the first list on it; None without one."""
-    path = word.key_or_group.split(".")
-    ends = range(len(path) + 1)
-    return next((at for at in ends if isinstance(_descend(own, path[:at])[0], list)), None)
+def _unknown_in(own: Mapping[str, Any], word: Override) -> Place | None:
+    """Return the place of a key that the settings lack: the word's, or one in its mapping.
+
+    None if they have all, or may get them.
+    """
+    place, value = place_of(own, word), word.value()
+    if not place.missing and isinstance(value, dict) and isinstance(place.value, dict):
+        place = Place(own, [*place.names, *_first_not_in(place.value, value)])
+    return place if place.missing and not _may_get(place) else None
 
 
-def _first_unknown(node: Any, path: Sequence[Any], value: Any) -> str:
-    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    names = [*map(str, path)]  # a mapping may have numbers
-    found, at = _descend(node, path)
-    if at == len(path):
-        if isinstance(found, dict) and isinstance(value, dict):
-            for key, below in value.items():
-                if unknown := _first_unknown(found, [key], below):
-                    return ".".join([*names, unknown])
-        return ""
-    is_in_list = isinstance(found, list | None) and (found or names[at].isdecimal())
-    in_schema = ".".join(name for name in names if not name.isdecimal()) in all_keys()
-    # `with_value` names the whole list, and elements may lack keys.
-    if at and (is_in_list or (names[at - 1].isdecimal() and in_schema)):
-        return ""
-    return ".".join(names)
+def _first_not_in(node: Mapping[Any, Any], mapping: Mapping[Any, Any]) -> list[str]:
+    """Return the way to the first key of a mapping that `node` lacks; empty if it has all."""
+    for key, value in mapping.items():
+        has_keys = isinstance(value, dict) and isinstance(node.get(key), dict)
+        below = _first_not_in(node[key], value) if has_keys else []
+        if below or key not in node:
+            return [str(key), *below]
+    return []
 
 
-def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:
-    """Return the deepest value on a path that is there, and how many of its keys lead there."""
-    for at, key in enumerate(path):
-        if isinstance(node, dict) and key in node:
-            node = node[key]
-        elif isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
-            node = node[int(key)]
-        else:
-            return node, at
-    return node, len(path)
+def _may_get(place: Place) -> bool:
+    """Return whether a key may be set that is not there."""
+    if not place.there:
+        return False
+    if place.value in (None, []) and place.missing[0].isdecimal():
+        return True  # `with_value` names the whole list
+    if isinstance(place.value, list) and place.value:
+        return True
+    if place.there[-1].isdecimal():  # an element may lack keys
+        return ".".join(name for name in place.names if not name.isdecimal()) in all_keys()
+    was_null = place.key in all_keys() and place.key not in keys_in_yaml()
+    return isinstance(place.value, dict) and was_null
+
+
+def _refuse_below_value(unknown: Place, word: Override) -> None:
+    """Raise ConfigError for a key below one that has a value, and no keys."""
+    key, value = unknown.holder, unknown.value
+    has_keys = isinstance(value, dict | list) or takes_keys(key)
+    if not has_keys and (value is not None or key in all_keys()):
+        whole = _whole(key, typed(word.value()) if unknown.key == word.key_or_group else "...")
+        raise ConfigError(f"{word.input_line}: {key} has no keys below it; write {whole}")
+
+
+def _refuse_argument(own: Mapping[str, Any], unknown: Place, word: Override) -> NoReturn:
+    """Raise ConfigError for an argument of a custom class that nothing sets."""
+    text, near = str(word.input_line), _of_element(own, unknown)
+    if isinstance(unknown.value, dict):  # the keys next to the first that there is not
+        rest = unknown.missing[1:]
+        near += [".".join([*unknown.there, str(name), *rest]) for name in unknown.value]
+    if unknown.names[0] == "dataset":
+        near += [f"dataset.{key}" for key in _of_all_datasets()]
+    add = f"type +{text} if the class takes it, or add it to the class's YAML"
+    hint = did_you_mean(unknown.key, near)
+    raise ConfigError(f"{text}: nothing sets '{unknown.key}' yet; {add}.{hint}")
+
+
+def _of_element(own: Mapping[str, Any], place: Place) -> list[str]:
+    """Return the keys that the element of a list may have; none for a key of no element."""
+    *above, _ = place.names
+    if not any(name.isdecimal() for name in above):
+        return []
+    return [".".join([*above, name]) for name in names_around(place.names, own)]
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that the settings lack; its hints are empty strings where they do not apply."""
+
+    word: str
+    key: str
+    choice: str = ""
+    """The choice of its group, if any."""
+    near: Sequence[str] = ()
+    """The keys next to it in an element of a list."""
+
+    def error(self) -> ConfigError:
+        """Return the error with the first hint that applies."""
+        own = (self._addition, self._whole, self._other_choice)
+        hints = (*own, self._similar, self._own_keys, self._anywhere)
+        return ConfigError(f"{self.word}: {next(filter(None, (hint() for hint in hints)))}")
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        """The parts of the key; the first is its group, if it has one."""
+        return self.key.split(".")
+
+    @functools.cached_property
+    def _by_choice(self) -> dict[str, list[str]]:
+        """The keys of each choice of the group."""
+        return {each: keys_of(self._names[0], each) for each in options(self._names[0])}
+
+    @property
+    def _own(self) -> list[str]:
+        """The keys of the choice."""
+        return self._by_choice.get(self.choice, [])
+
+    @property
+    def _chosen(self) -> str:
+        return f"{self._names[0]}={self.choice}"
+
+    @property
+    def _is_of_choice(self) -> bool:
+        """True for a key right below a group that has a choice."""
+        return bool(self.choice) and len(self._names) == 2
+
+    def _addition(self) -> str:
+        """Hint at the `+` of a class, or of a metric."""
+        is_class = self._names[0] in groups() and self._names[-1] == "_target_"
+        may_add = is_class or self.key.startswith("task.metrics.")
+        return f"there is no key '{self.key}'; add it with +{self.word}" if may_add else ""
+
+    def _whole(self) -> str:
+        """Hint at the mapping above it, which is null."""
+        *above, _ = self._names
+        if not above or self.key not in all_keys() or self.key in keys_in_yaml():
+            return ""
+        fix = f"set all of its keys at once, e.g. {example_of(above)}"
+        return f"{'.'.join(above)} has no keys yet; {fix}"
+
+    def _other_choice(self) -> str:
+        """Hint at the choices that have the key, or one above it, which this choice lacks."""
+        every = (".".join(self._names[:end]) for end in range(len(self._names), 0, -1))
+        known = next((each for each in every if each in keys_in_yaml()), "")
+        is_of_others = "." in known and self._own and known not in self._own
+        if known != self.key and not is_of_others:
+            return ""
+        meant = _nearest(known, self._own, 0.6)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        of_choice = f"{self._chosen} has no key '{known}'"
+        lacks = of_choice if self.choice else f"there is no {self._names[0]}"
+        return f"{lacks}{hint} add one that has it: {self._having(known)}"
+
+    def _similar(self) -> str:
+        """Hint at a similar key of the group, or at one of the same or a known name elsewhere."""
+        last = self._names[-1]
+        of_group = [*itertools.chain(*self._by_choice.values()), *self._own]
+        by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
+        meant = _nearest(self.key, of_group, 0.8) or ELSEWHERE.get(last) or by_end.get(last)
+        if not meant and self._is_of_choice:
+            meant = _nearest(self.key, of_group, 0.6)
+        if not meant:
+            return ""
+        is_of_others = meant in of_group and meant not in self._own
+        of_choice = f"{self._chosen} has none; add" if self.choice else "Add"
+        fix = f" {of_choice} {self._having(meant)}" if is_of_others else ""
+        return f"there is no key '{self.key}'. Did you mean '{meant}'?{fix}"
+
+    def _own_keys(self) -> str:
+        """List the keys of the choice."""
+        listed = f" {self._chosen} has {', '.join(self._own)}." if self._own else ""
+        return f"there is no key '{self.key}'.{listed}" if self._is_of_choice else ""
+
+    def _anywhere(self) -> str:
+        """Hint at the nearest of all keys, or else at the list of those of its group."""
+        settings, first = keys_in_yaml(), self._names[0]
+        every = (*settings, *ELSEWHERE.values())
+        known = [each for each in every if not self.key.startswith(f"{each}.")]
+        if len(self._names) > 1 and first not in settings:
+            known += [f"{each}.{self._names[-1]}" for each in groups()]
+        listed = f" --help {first} lists its keys" if first in settings else ""
+        hint = did_you_mean(self.key, self.near or known) or listed
+        return f"there is no key '{self.key}'.{hint}"
+
+    def _having(self, key: str) -> str:
+        """Return the choices that have a key, as a word."""
+        group, every = self._names[0], self._by_choice.items()
+        return f"{group}={' or '.join(name for name, keys in every if key in (group, *keys))}"
+
+
+def _nearest(key: str, keys: Sequence[str], cutoff: float) -> str | None:
+    """Return the key whose last name is most like that of `key`; of equal names the last key."""
+    ends = {each.rpartition(".")[2]: each for each in keys}
+    found = difflib.get_close_matches(key.rpartition(".")[2], ends, n=1, cutoff=cutoff)
+    return ends[found[0]] if found else None

@@ -92,7 +92,9 @@ class SearchCommand:
             look=search.has_spent_all,
         )
         try:
-            sweep.carry_out(self._rounds, observer, (Diverged, OutOfMemory))
+            with sweep.running(observer, (Diverged, OutOfMemory)) as runner:
+                for trials in self._rounds(observer, runner):
+                    runner.run(trials)
         finally:
             others = search.trials.others.items()
             left_out = [name for name, by in others if not by or {*by} - {*REPEATED}]
@@ -178,9 +180,7 @@ class SearchCommand:
 
     def _run(self, number: int, values: Values) -> SweepRun:
         words = [*self._fixed, *self._space.words(values)]
-        run = self._folder.run(words, number, self._keys, search=OfSearch(number=number))
-        self._sweep.send_along(run)
-        return run
+        return self._folder.run(words, number, self._keys, search=OfSearch(number=number))
 
     def _rounds(self, observer: SweepObserver, runner: Runner) -> Iterator[Iterator[Job | None]]:
         """Yield the search once to the pool, and to a cluster as often as it has a batch."""
@@ -191,7 +191,7 @@ class SearchCommand:
             if run.job not in observer.runs and search.trials.is_of_another(number, run.job.paths):
                 observer.repeated(run.job)
                 return None
-            return observer.take(run)
+            return next(self._sweep.jobs([run], observer), None)
 
         unfinished = search.unfinished
         for trial in search.trials:

@@ -1,14 +1,13 @@
-"""A sweep: its folder, its launcher, and the runs of a grid or of a search."""
+"""A sweep: the grid of its runs, its folder, and the machine or cluster that runs them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,8 +26,7 @@ from expt.config.constraints import quoted
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.keys import value_at, without_effect
-from expt.config.parse import parse as parsed
-from expt.config.parse import wrong_values
+from expt.config.parse import Settings, parse, wrong_values
 from expt.dashboards.events import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
@@ -48,7 +46,106 @@ if TYPE_CHECKING:
 
 Runner: TypeAlias = "Pool | Queue"
 """The runner of jobs: the pool here, or a cluster's queue."""
-Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | None]]]
+MAX_VALUES = 200
+"""Values of each key that are checked before the first run; it takes 0.5 ms each."""
+
+
+class Grid:
+    """All combinations of the values of a sweep's axes; the last axis varies first."""
+
+    def __init__(self, words: Sequence[str], composer: Composer) -> None:
+        """Read the axes that `last_of_each` returns of `words`."""
+        self._composer, overrides = composer, last_of_each(words)
+        self._axes = {at: each for at, each in enumerate(overrides) if each.is_sweep_override()}
+        """The axes by their places among the words of a run."""
+        self._lists = [
+            composer.values(each) if at in self._axes else [str(each.input_line)]
+            for at, each in enumerate(overrides)
+        ]
+        """The words that runs have in each place."""
+        self.keys = [key_of(each) for each in self._axes.values()]
+
+    @property
+    def repetitions(self) -> int:
+        """How many seeds and folds it has for each setting."""
+        axes = zip(self._axes, self.keys, strict=True)
+        return math.prod(len(self._lists[at]) for at, key in axes if key in REPEATED)
+
+    def __len__(self) -> int:
+        """Return the number of combinations."""
+        return math.prod(map(len, self._lists))
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the words of each run."""
+        return map(list, itertools.product(*self._lists))
+
+    def check(self, machine: Machine) -> None:
+        """Compose every choice, and look at every value, with the first of all other axes.
+
+        Raises ConfigError for values that no run of the grid can have; that two of them do not fit
+        is said when their run's turn comes.
+        """
+        keys = {at: str(axis.key_or_group) for at, axis in self._axes.items()}
+        groups = {key for key in keys.values() if self._composer.is_group(key)}
+        sets_any = bool(groups - GROUPS.keys())  # an experiment, or a custom group
+        values = dict[str, list[object]]()
+        for at, key in keys.items():
+            above, dot, _ = key.partition(".")
+            if len(self._lists[at]) == 1:
+                continue
+            if key in groups:
+                for word in self._lists[at]:
+                    self._composer.compose(self._run_with(word, at))
+            elif not (dot and (above in groups or sets_any)):
+                values[key] = self._values(at, key, machine)
+        first = [words[0] for words in self._lists]
+        self._composer.compose(first)
+        try:
+            settings = self._composer.settings(first, sweep=True)
+        except ConfigError:  # said when the run's turn comes
+            return
+        if wrong := wrong_values(settings, values, machine):
+            raise ConfigError(wrong)
+        if not sets_any:
+            self._warn_of_no_effect(settings, machine)
+
+    def _run_with(self, word: str, at: int, other: int = 0) -> list[str]:
+        """Return the words of the run with this one, and the first, or `other`, of all others."""
+        return [word if n == at else words[other] for n, words in enumerate(self._lists)]
+
+    def _values(self, at: int, key: str, machine: Machine) -> list[object]:
+        """Return the values of an axis without interpolations, which are looked at one by one."""
+        found = list[object]()
+        for word in self._lists[at][:MAX_VALUES]:
+            value = parse_one(word).value()
+            if "${" not in str(value):
+                found.append(value)
+            elif wrong := self._wrong_in_all(word, at, key, machine):
+                raise ConfigError(wrong)
+        return found
+
+    def _wrong_in_all(self, word: str, at: int, key: str, machine: Machine) -> Sequence[str]:
+        """Return the problems with an interpolation that gives no value, or a wrong one.
+
+        There are none if it gives one with the first or with the last of all other axes.
+        """
+        wrong: Sequence[str] = ()
+        for other in (0, -1):
+            try:
+                words = self._run_with(word, at, other)
+                settings = self._composer.settings(words, sweep=True, folder=Path())
+                wrong = wrong_values(settings, {key: [value_at(settings, key.split("."))]}, machine)
+            except ConfigError as error:
+                wrong = error.problems
+            if not wrong:
+                break
+        return wrong
+
+    def _warn_of_no_effect(self, settings: Settings, machine: Machine) -> None:
+        typed = (key_of(parse_one(words[0])) for words in self._lists)
+        with contextlib.suppress(ConfigError):  # said when the run's turn comes
+            for line in without_effect(parse(settings, machine), typed, self.keys):
+                warn(line)
 
 
 class Sweep:
@@ -57,19 +154,18 @@ class Sweep:
     def __init__(self, command: Command, composed: DictConfig, composer: Composer) -> None:
         """Prepare for the sweep that `composed`, the configuration of one of its runs, is of."""
         self.config, self.composer, self._command = composed, composer, command
+        self.console, self.outcome = command.console, command.outcome
         self.folder = folder_of(composed, "sweep")
-        self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
-        command.at_end.callback(self._leave)
+        command.at_end.callback(_remove_if_empty, self.folder)
         options = launcher_options(composed)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
         launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
-        self._options, self._is_here = options, launcher == "pool"
-        if self.is_preflight and not self._is_here:
+        if self.is_preflight and launcher != "pool":
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
-        self.machine = machine.detect() if self._is_here else _node(options)
+        self._launcher = _Here(options) if launcher == "pool" else _Cluster(options, composed)
+        self.machine = self._launcher.machine
         self._opened: SweepFolder | None = None
-        self.console, self.outcome = command.console, command.outcome
 
     def open(self) -> SweepFolder:
         """Return the runs of the folder, from now on this command's.
@@ -77,13 +173,7 @@ class Sweep:
         Raises ConfigError where it is another's.
         """
         if self._opened is None:
-            paths.refuse_mixed(self.folder, "hydra.sweep.dir")
-            paths.refuse_foreign(self.folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire()
-            except Timeout:
-                raise paths.in_use(f"hydra.sweep.dir={self.folder}") from None
+            self._command.at_end.enter_context(_held(self.folder))
             self._opened = SweepFolder(self.folder, self.composer, self.machine)
         return self._opened
 
@@ -93,69 +183,56 @@ class Sweep:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         grid.check(self.machine)
-        folder = self.open()
-        asked = dict[int, SweepRun]()
-        runs = (
-            asked.setdefault(at, folder.run(words, at, grid.keys)) for at, words in enumerate(grid)
-        )
+        folder, asked = self.open(), list[SweepRun]()
+
+        def requested() -> Iterator[SweepRun]:
+            for number, words in enumerate(grid):
+                asked.append(folder.run(words, number, grid.keys))
+                yield asked[-1]
+
+        runs = requested()
         if self.is_preflight:
             return self.try_out(runs)
         if self.is_dry_run:
             return show_dry_run(runs)
-        observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
-
-        def rounds(*_: object) -> Iterator[Iterator[Job]]:
-            write_grid(self.folder, record)
-            yield self._jobs(runs, observer)
-            until = time.monotonic() + 2.0  # it has stopped early, and others may be complete
-            for run in itertools.takewhile(lambda _: time.monotonic() < until, runs):
-                if run.job.status == COMPLETED:
-                    observer.take(run)
-
         left_out = {*read_grid(self.folder).get("left_out", ())}
         record = GridRecord(repetitions=grid.repetitions, left_out=[*left_out])
+        write_grid(self.folder, record)
+        observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
         try:
-            self.carry_out(rounds, observer)
+            with self.running(observer) as runner:
+                runner.run(self.jobs(runs, observer))
+                until = time.monotonic() + 2.0  # it has stopped early, and others may be complete
+                for run in itertools.takewhile(lambda _: time.monotonic() < until, runs):
+                    if run.job.status == COMPLETED:
+                        observer.take(run)
         finally:
-            named = {run.job.paths.folder.name for run in asked.values()}
             if grid.keys and len(asked) == len(grid):
-                left_out.update(folder.corrected([*asked.values()], grid.keys))
-            record["left_out"] = sorted(left_out - named)
+                left_out.update(folder.corrected(asked, grid.keys))
+            record["left_out"] = sorted(left_out - {run.job.paths.folder.name for run in asked})
             write_grid(self.folder, record)
-
-    def run_batch(
-        self,
-        batch: Sequence[Sequence[str]],
-        first: int,
-        keys: Sequence[str],
-        observer: SweepObserver,
-    ) -> list[Job]:
-        """Run the batch of one of Hydra's sweepers, named by `keys`; return the job of each."""
-        folder = self.open()
-        found = [folder.run(words, number, keys) for number, words in enumerate(batch, first)]
-        self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
-        return [run.job for run in found]
 
     def try_out(self, runs: Iterable[SweepRun], total: int | None = None) -> None:
         """Try each kind of these runs, and train none; see `preflight`."""
         jobs = [*dict.fromkeys(run.job for run in runs)]
-        preflight(jobs, self.machine, PoolOptions(**self._options), total)
+        assert isinstance(self._launcher, _Here)
+        preflight(jobs, self.machine, self._launcher.options, total)
 
-    def carry_out(
-        self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
-    ) -> None:
-        """Run the jobs of one round after another. Raises Interrupted on Ctrl-C.
+    @contextlib.contextmanager
+    def running(
+        self, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
+    ) -> Iterator[Runner]:
+        """Yield the runner of the sweep's jobs, and keep the outcomes of those that it has run.
 
-        Errors that are `spared` are not failures of the sweep.
+        Errors that are `spared` are not failures of the sweep. Raises Interrupted on Ctrl-C.
         """
-        runs, self._command.began = observer.runs, True
-        runner = self._runner(observer)
+        self._command.began = True
+        runner = self._launcher.runner(observer)
         record = OmegaConf.to_yaml(self.config)  # the settings, as Hydra writes them
         paths.write_atomically(self.folder / paths.SWEEP_RECORD, record)
         try:
             with observer:
-                for source in rounds(observer, runner):
-                    runner.run(source)
+                yield runner
         except KeyboardInterrupt:
             again = f"hydra.sweep.dir={quoted(self.folder)}"
             if not self._command.from_python:  # whose argv is its own
@@ -164,39 +241,23 @@ class Sweep:
         finally:
             self.outcome.sweep_folder = self.folder
             self.outcome.notes += [f"moved        {n} from {x}" for x, n in observer.moved.items()]
-            self.outcome.add_jobs(runs, spared)
+            self.outcome.add_jobs(observer.runs, spared)
             self.outcome.num_unfinished += observer.num_unfinished
-            for job in runs:
+            for job in observer.runs:
                 if job.status in (QUEUED, INTERRUPTED):
                     remove_unused(job.paths)
-        self._refuse_if_all_were(list(runs))
+        self._refuse_if_all_were([*observer.runs])
 
-    def send_along(self, run: SweepRun) -> None:
-        """Send the sweep to the dashboards of this run.
+    def jobs(self, runs: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
+        """Yield the job of each run, once, and send the sweep to the run's dashboards.
 
         Raises ConfigError as expt.dashboards.sending does.
         """
-        if run.job.request and not (self.is_dry_run or self.is_preflight):
-            self._command.sending.follow(run.job.request.config, self.folder)
-
-    def _jobs(self, found: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
-        for run in found:
-            self.send_along(run)
+        for run in runs:
+            if run.job.request:
+                self._command.sending.follow(run.job.request.config, self.folder)
             if job := observer.take(run):
                 yield job
-
-    def _runner(self, observer: Observer) -> Runner:
-        if not self._is_here:
-            from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
-
-            with resolving(self.config):
-                folder = str(self.config.hydra.launcher.submitit_folder)
-            options = {**self._options, "submitit_folder": folder}
-            executor = executor_of(options, _tasks_per_node(options))
-            return Queue(executor, observer, options.get("exclude"))
-        forkserver.warm(forkserver.SWEEP_MODULES)
-        how = PoolOptions(**self._options)
-        return Pool(self.machine, how, observer, waits_for_folders=True)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""
@@ -210,35 +271,86 @@ class Sweep:
             remove_unused(job.paths)
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
-    def _leave(self) -> None:
-        own = [self.folder / name for name in (paths.SWEEP_RECORD, paths.GRID_RECORD)]
-        of_run = RunPaths(self.folder)
-        with contextlib.suppress(OSError):  # it holds something, or is gone
-            if self._lock.is_locked and {*self.folder.iterdir()} <= {*own, of_run.lock}:
-                for path in own:
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """While entered, no other command can use the folder of a sweep.
+
+    At the end nothing of the sweep's own is left there if it has no run.
+    """
+    paths.refuse_mixed(folder, "hydra.sweep.dir")
+    paths.refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    of_sweep = RunPaths(folder)
+    lock = FileLock(of_sweep.lock, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise paths.in_use(f"hydra.sweep.dir={folder}") from None
+    try:
+        yield
+    finally:
+        records = [folder / name for name in (paths.SWEEP_RECORD, paths.GRID_RECORD)]
+        with contextlib.suppress(OSError):  # it is gone
+            if {*folder.iterdir()} <= {*records, of_sweep.lock}:
+                for path in records:
                     path.unlink(missing_ok=True)
-                of_run.remove_lock()
-            paths.remove_empty(self.folder)
-        self._lock.release(force=True)
+                of_sweep.remove_lock()
+        lock.release(force=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it holds something, or is gone
+        paths.remove_empty(folder)
+
+
+class _Here:
+    """This machine, by its pool."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.machine, self.options = machine.detect(), PoolOptions(**options)
+
+    def runner(self, observer: Observer) -> Pool:
+        forkserver.warm(forkserver.SWEEP_MODULES)
+        return Pool(self.machine, self.options, observer, waits_for_folders=True)
+
+
+class _Cluster:
+    """A cluster, by its queue."""
+
+    def __init__(self, options: Mapping[str, Any], composed: DictConfig) -> None:
+        """Take the keys of the launcher. Raises ConfigError where they give no number of tasks."""
+        self._options, self._composed = options, composed
+        nodes, given, gpus = (options[x] for x in ("nodes", "tasks_per_node", "gpus_per_node"))
+        is_one = (nodes or 1) == 1
+        if not (is_one or given or gpus):
+            raise ConfigError(
+                f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
+            )
+        self._tasks = int(given or (1 if is_one else gpus))  # of a node, one for each worker
+        here, workers = machine.detect(), self._tasks * (nodes or 1)
+        self.machine = dataclasses.replace(
+            here,
+            gpus=tuple(map(str, range(gpus or 0))),
+            hidden="",
+            misnamed=False,
+            cpus=options.get("cpus_per_task") or here.cpus,
+            workers=workers if workers > 1 else None,
+            local_workers=self._tasks if workers > 1 else None,
+        )
+        """A machine of it, to check settings before a job is queued."""
+
+    def runner(self, observer: Observer) -> Queue:
+        from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
+
+        with resolving(self._composed):
+            folder = str(self._composed.hydra.launcher.submitit_folder)
+        executor = executor_of({**self._options, "submitit_folder": folder}, self._tasks)
+        return Queue(executor, observer, self._options.get("exclude"))
 
 
 class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with the events of a sweep's runs."""
-
-    @functools.cached_property
-    def runs(self) -> dict[Job, list[SweepRun]]:
-        """The requested runs of each job: a grid may name one twice."""
-        return {}
-
-    def take(self, run: SweepRun) -> Job | None:
-        """Take a run in; returns its job, where it is not that of another one too."""
-        is_new = run.job not in self.runs
-        self.runs.setdefault(run.job, []).append(run)
-        if not is_new:
-            self.repeated(run.job)
-        elif run.job.status == COMPLETED:
-            self.skipped(run.job)
-        return run.job if is_new else None
 
     def job_next(self, job: Job) -> None:
         """Prepare the files of the run's folder, which takes a moment."""
@@ -267,118 +379,3 @@ def _record_end(job: Job, about: Record) -> None:
         settings = shown(config) if config else about["overrides"]
         typed = typed_hyperparameters(settings, about["overrides"])
         add_failure(job.paths.folder, typed)
-
-
-def _tasks_per_node(options: Mapping[str, Any]) -> int:
-    """Return how many tasks Slurm starts on a node: one, or on several nodes one per worker."""
-    given, gpus = options["tasks_per_node"], options["gpus_per_node"]
-    nodes = options["nodes"] or 1
-    if nodes > 1 and not given and not gpus:
-        raise ConfigError(
-            f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
-        )
-    return int(given or (gpus if nodes > 1 else 1))
-
-
-def _node(options: Mapping[str, Any]) -> Machine:
-    """Return the machine of a job of the cluster, to check settings before it is queued."""
-    here, tasks = machine.detect(), _tasks_per_node(options)
-    workers = tasks * (options["nodes"] or 1)
-    return dataclasses.replace(
-        here,
-        gpus=tuple(map(str, range(options["gpus_per_node"] or 0))),
-        hidden="",
-        misnamed=False,
-        cpus=options.get("cpus_per_task") or here.cpus,
-        workers=workers if workers > 1 else None,
-        local_workers=tasks if workers > 1 else None,
-    )
-
-
-MAX_VALUES = 200
-"""Values of each key that are checked before the first run; it takes 0.5 ms each."""
-
-
-class Grid:
-    """All combinations of the values of a sweep's axes; the last axis varies first."""
-
-    def __init__(self, words: Sequence[str], composer: Composer) -> None:
-        """Read the axes that `last_of_each` returns of `words`."""
-        self._composer = composer
-        overrides = last_of_each(words)
-        self._lists = [
-            composer.values(each) if each.is_sweep_override() else [str(each.input_line)]
-            for each in overrides
-        ]
-        pairs = zip(overrides, self._lists, strict=True)
-        self._axes = [(each, values) for each, values in pairs if each.is_sweep_override()]
-        self.keys = [key_of(each) for each, _ in self._axes]
-
-    @property
-    def repetitions(self) -> int:
-        """How many seeds and folds it has for each setting."""
-        axes = zip(self.keys, self._axes, strict=True)
-        return math.prod(len(values) for key, (_, values) in axes if key in REPEATED)
-
-    def __len__(self) -> int:
-        """Return the number of combinations."""
-        return math.prod(map(len, self._lists))
-
-    def __iter__(self) -> Iterator[list[str]]:
-        """Yield the words of each run."""
-        return map(list, itertools.product(*self._lists))
-
-    def check(self, machine: Machine) -> None:
-        """Compose every choice, and look at every value, with the first of all other axes.
-
-        Raises ConfigError for values that no run of the grid can have; that two of them do not fit
-        is said when their run's turn comes.
-        """
-        first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
-        axes = (each.key_or_group for each, _ in self._axes)
-        several = {key for key in axes if self._composer.is_group(key)}
-        sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
-        for at, values in enumerate(self._lists):
-            override = parse_one(values[0])
-            above, dot, _ = override.key_or_group.partition(".")
-            if len(values) > 1 and self._composer.is_group(override.key_or_group):
-                for value in values:
-                    self._composer.compose([*first[:at], value, *first[at + 1 :]])
-            elif len(values) > 1 and not (dot and (above in several or sets_any)):
-                found = {word: parse_one(word).value() for word in values[:MAX_VALUES]}
-                given = [word for word, value in found.items() if "${" in str(value)]
-                chosen[override.key_or_group] = [
-                    value for word, value in found.items() if word not in given
-                ]
-                for word in given:
-                    self._resolve(at, word, machine)
-        self._composer.compose(first)
-        try:
-            settings = self._composer.settings(first, sweep=True)
-        except ConfigError:  # said when the run's turn comes
-            return
-        if wrong := wrong_values(settings, chosen, machine):
-            raise ConfigError(wrong)
-        if not sets_any:
-            with contextlib.suppress(ConfigError):
-                typed = (key_of(parse_one(values[0])) for values in self._lists)
-                for line in without_effect(parsed(settings, machine), typed, self.keys):
-                    warn(line)
-
-    def _resolve(self, at: int, word: str, machine: Machine) -> None:
-        """Raise ConfigError for an interpolation that gives no value, or a wrong one.
-
-        It is tried with the first and with the last of all other axes.
-        """
-        key, wrong = parse_one(word).key_or_group, list[str]()
-        for end in (0, -1):
-            tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
-            try:
-                settings = self._composer.settings(tried, sweep=True, folder=Path())
-                value = value_at(settings, key.split("."))
-                wrong = wrong_values(settings, {key: [value]}, machine)
-            except ConfigError as error:
-                wrong = [*error.problems]
-            if not wrong:
-                return
-        raise ConfigError(wrong)

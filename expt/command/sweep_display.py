@@ -50,6 +50,8 @@ class SweepDisplay(Observer):
         is_live = console.is_terminal and not console.is_dumb_terminal
         live = Live(console=console, refresh_per_second=4, transient=True)
         self._live = live if is_live else None
+        self.runs: dict[Job, list[SweepRun]] = {}
+        """The requested runs of each job: a grid may name one twice."""
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._warned = set[str]()  # once for the sweep
@@ -76,6 +78,16 @@ class SweepDisplay(Observer):
         self._print_lines()
         if self._live:
             self._live.stop()
+
+    def take(self, run: SweepRun) -> Job | None:
+        """Take a run in; return its job, unless it is that of another one too."""
+        is_new = run.job not in self.runs
+        self.runs.setdefault(run.job, []).append(run)
+        if not is_new:
+            self.repeated(run.job)
+        elif run.job.status == COMPLETED:
+            self.skipped(run.job)
+        return run.job if is_new else None
 
     def skipped(self, job: Job) -> None:
         """Show a run that an earlier command has completed."""

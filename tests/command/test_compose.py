@@ -191,6 +191,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("tensorboard={imagez: true}", "Did you mean 'tensorboard.images'\\?$"),
         ("model=transformer model.widht=3", "Did you mean 'model.width'\\?$"),
         ("dataset=table dataset.target=y", r"mean 'dataset\.targets'.* dataset=huggingface"),
+        ("search.run=3", r"mean 'search\.runs'\? Add search=cmaes or "),
     ],
 )
 def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
@@ -338,6 +339,8 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
     words = ["optimizer.groups=[{match: a},{match: b}]", readable("optimizer.groups[1].lr_scale=2")]
     found = composer().settings(words, sweep=False)["optimizer"]["groups"]
     assert found == [{"match": "a"}, {"match": "b", "lr_scale": 2}]
+    whole = [words[0], "optimizer.groups.1={lr_scale: 2}"]
+    assert composer().settings(whole, sweep=False)["optimizer"]["groups"] == found
     with pytest.raises(ConfigError, match=r"mean 'optimizer\.groups\.1\.lr_scale'"):
         composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
     with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
