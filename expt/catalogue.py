@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from typing import Any, get_args, get_type_hints
 
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 from expt.dashboards import trackers as of_runs
 from expt.data import kinds
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from expt.command import compose, conf_files
 from expt.command.compose import Composer
 from expt.command.grammar import parse_one
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 """The groups whose choice changes no other part of the settings."""

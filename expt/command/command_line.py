@@ -12,10 +12,9 @@ from expt.command.conf_files import checked_folders, own_folders
 from expt.command.grammar import Override, parse, parse_one, readable, replaces
 from expt.command.hydra_part import own_folders_of
 from expt.command.words import Exact, Options
-from expt.config import kept_code
+from expt.config import kept_code, read_yaml
 from expt.config.constraints import quoted
 from expt.config.identity import Content
-from expt.config.kinds import read_yaml
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage

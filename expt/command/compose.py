@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pickle
@@ -11,55 +10,31 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import hydra
 from hydra import compose, initialize_config_dir, version
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import (
-    ChoiceSweep,
-    Glob,
-    IntervalSweep,
-    Override,
-    OverrideType,
-    RangeSweep,
-)
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
+from expt.command import hydra_part, mistakes
 from expt.command.conf_files import refuse_misread, written_in
-from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
-from expt.command.hydra_part import (
-    COMPOSING,
-    as_config_error,
-    environment_of,
-    place,
-    resolving,
-    typed_in,
-)
-from expt.command.mistakes import (
-    place_of,
-    refuse_wrong_choice,
-    refuse_wrong_element,
-    refuse_wrong_key,
-)
-from expt.config import secrets
+from expt.command.grammar import lock, parse, parse_one, with_classes_added
+from expt.config import conf_dir, secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import quoted
 from expt.config.explained import Origin
 from expt.config.keys import may_be_text, varying
-from expt.config.kinds import conf_dir
 from expt.config.parse import Settings, with_value
-from expt.errors import ConfigError
 from expt.runs.overrides import run_name
 from expt.runs.paths import make_unused_folder
 
 VERSION_BASE = "1.3"
 MAX_BASES = 1000
 """Choices of groups whose composition is kept; each takes 30 kB."""
-_Kind = Literal["choice", "value", "element"]
-"""A word that Hydra composes, that sets a key's value, or that adds or deletes an element."""
 
 
 class Kept(NamedTuple):
@@ -81,10 +56,7 @@ class Composer:
     """
 
     def __init__(
-        self,
-        own: Sequence[Path] = (),
-        hydra_words: Sequence[str] = (),
-        typed: Sequence[str] = (),
+        self, own: Sequence[Path] = (), hydra_words: Sequence[str] = (), typed: Sequence[str] = ()
     ) -> None:
         """Take folders of custom YAML, and the words of the command: about Hydra itself, others."""
         self.own, self._typed = own, typed
@@ -112,8 +84,8 @@ class Composer:
             with read_write(composed.hydra):
                 composed.hydra.runtime.cwd = os.getcwd()
                 composed.hydra.overrides.hydra += self._places
-                for place in map(parse_one, self._places):
-                    OmegaConf.update(composed, place.key_or_group, place.value())
+                for word in map(parse_one, self._places):
+                    OmegaConf.update(composed, word.key_or_group, word.value())
             if self._first is not None:  # `${now:}` is the same in all runs of a command
                 OmegaConf.copy_cache(from_config=self._first, to_config=composed)
             self._first = self._first or composed
@@ -137,62 +109,46 @@ class Composer:
             else:
                 composed = self.compose(words)
                 if folder is not None:  # `${hydra:...}` may ask for it
-                    place(composed, folder, number)
+                    hydra_part.place(composed, folder, number)
                 settings = settings_of(composed, sweep=sweep)
-            return _with_files(settings, self.own, base.choices, self._typed)
+            files = functools.partial(written_in, self.own, base.choices, self._typed)
+            settings.origin = settings.origin._replace(yaml=files)
+            return settings
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group; nothing for a key that is none."""
         if group not in self._kept.options:
             with lock, self._initialized() as loader:
-                self._kept.options[group] = loader.get_group_options(
-                    group, None, None, self._hydra_words
-                )
+                found = loader.get_group_options(group, None, None, self._hydra_words)
+                self._kept.options[group] = found
         return self._kept.options[group]
 
     def environment(self, words: Sequence[str]) -> dict[str, str]:
         """Return the variables that `hydra.job.env_set` gives to a run's workers."""
         with lock:
             has_any = any(base.has_environment for base in self._kept.bases.values())
-            return environment_of(self.compose(words)) if has_any else {}
+            return hydra_part.environment_of(self.compose(words)) if has_any else {}
 
     def is_group(self, key: str) -> bool:
         """Return whether `key` chooses a YAML file."""
         return bool(self.options(key.partition("@")[0]))
 
-    def values(self, override: Override) -> list[str]:
-        """Return the words for each of several values. Raises ConfigError where there is none."""
-        value, key = override.value(), override.key_or_group
-        if isinstance(value, IntervalSweep):
-            raise ConfigError(
-                f"{override.input_line}: a grid needs a list of values, and an interval has"
-                " infinitely many; list some, or add search=tpe"
-            )
-        if isinstance(value, RangeSweep):
-            listed = ChoiceSweep(
-                list=[*numbers_of(override.input_line, value)], shuffle=value.shuffle
-            )
-            override = dataclasses.replace(override, _value=listed)
-        known = value.filter(self.options(key)) if isinstance(value, Glob) else None
-        texts = known if known is not None else [*override.sweep_string_iterator()]
-        if not texts:
-            raise ConfigError(f"{override.input_line}: has no value")
-        return [f"{override.get_key_element()}={text}" for text in texts]
-
     def _updated(self, words: Sequence[str]) -> tuple[_Base, dict[str, Any]]:
         """Return the base of the words that choose, and its settings with the values of others."""
-        of_kind: dict[_Kind, list[Override]] = {"choice": [], "value": [], "element": []}
-        for word in map(parse_one, with_classes_added(words)):
-            refuse_wrong_choice(word)
-            of_kind[self._kind(word)].append(word)
-        choices, values, elements = of_kind.values()
+        every = parse(with_classes_added(words))
+        for word in every:
+            mistakes.refuse_wrong_choice(word)
+        values = [word for word in every if self._only_sets(word)]
+        others = [word for word in every if word not in values]
+        elements = [word for word in others if re.search(r"\.\d+(\.|$)", word.key_or_group)]
+        choices = [word for word in others if word not in elements]
         base, own = self._with_values(choices, values)
         for word in elements:
-            refuse_wrong_element(own, word)
+            mistakes.refuse_wrong_element(own, word)
         # Hydra adds and deletes keys, also numbers of a mapping, but no elements of lists.
-        of_lists = [word for word in elements if place_of(own, word).of_list is not None]
-        if others := [word for word in elements if word not in of_lists]:
-            base, own = self._with_values([*choices, *others], values)
+        of_lists = [word for word in elements if mistakes.Place(own, word.key_or_group).of_list]
+        if of_mappings := [word for word in elements if word not in of_lists]:
+            base, own = self._with_values([*choices, *of_mappings], values)
         return base, functools.reduce(base.with_value, of_lists, own)
 
     def _with_values(
@@ -213,12 +169,11 @@ class Composer:
             self._kept.bases[choices] = _Base(composed)
         return self._kept.bases[choices]
 
-    def _kind(self, word: Override) -> _Kind:
+    def _only_sets(self, word: Override) -> bool:
+        """Return whether a word changes only the value of a key, which needs no Hydra."""
         changes = word.type == OverrideType.CHANGE and word.package is None
-        may_set = changes and not word.is_hydra_override()
-        if may_set and (isinstance(word.value(), dict) or not self.is_group(word.key_or_group)):
-            return "value"
-        return "element" if re.search(r"\.\d+(\.|$)", word.key_or_group) else "choice"
+        is_value = isinstance(word.value(), dict) or not self.is_group(word.key_or_group)
+        return changes and is_value and not word.is_hydra_override()
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[ConfigLoader]:
@@ -243,8 +198,8 @@ class Composer:
         """Raise ConfigError for errors of Hydra about these words."""
         try:
             yield
-        except COMPOSING as error:
-            raise as_config_error(error, words, self._folders) from error
+        except hydra_part.COMPOSING as error:
+            raise hydra_part.as_config_error(error, words, self._folders) from error
 
 
 class _Base:
@@ -256,11 +211,11 @@ class _Base:
         self.own: dict[str, Any] = {key: own[key] for key in own if key != "hydra"}
         """The settings, interpolations as they are written."""
         self.has_environment = bool(composed.hydra.job.env_set)
-        self.choices = _choices_of(composed)
+        self.choices = dict(composed.hydra.runtime.choices)
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for a wrong one."""
-        refuse_wrong_key(own, word, self.choices)
+        mistakes.refuse_wrong_key(own, word, self.choices)
         return with_value(own, word.key_or_group.split("."), word.value(), merge=True)
 
 
@@ -272,12 +227,15 @@ def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
     """
     if "hydra" not in composed:
         return _resolved(composed, sweep=sweep)
-    with resolving(composed):
+    with hydra_part.resolving(composed):
         settings, hydra = _resolved(composed, sweep=sweep), composed.hydra
         places = [str(each) for each in hydra.searchpath or ()]
         files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
         folders = [Path(os.path.relpath(file)) for file in files]
-        return _with_files(settings, folders, _choices_of(composed), typed_in(hydra))
+        words = hydra_part.typed_in(hydra)
+        of_files = functools.partial(written_in, folders, dict(hydra.runtime.choices), words)
+        settings.origin = settings.origin._replace(yaml=of_files)
+        return settings
 
 
 def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
@@ -300,10 +258,6 @@ def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
     settings.origin = Origin(texts)
     return settings
-
-
-def _choices_of(composed: DictConfig) -> dict[str, str | None]:
-    return {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
 
 def contained(value: Any) -> Any:
@@ -335,15 +289,6 @@ def _text(composed: DictConfig, key: str) -> str | None:
     with contextlib.suppress(Exception):  # of a custom resolver, too
         return str(OmegaConf.select(composed, key))
     return None
-
-
-def _with_files(
-    settings: Settings, own: Sequence[Path], choices: Any, words: Sequence[str]
-) -> Settings:
-    """Return the settings with the files that have set those of them that no word has."""
-    file_of = functools.partial(written_in, own, choices, words)
-    settings.origin = settings.origin._replace(yaml=file_of)
-    return settings
 
 
 def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from expt.config import conf_dir, read_yaml
 from expt.config.keys import flat
-from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError
 from expt.runs.overrides import key_of
 

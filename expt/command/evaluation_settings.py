@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from omegaconf import OmegaConf
 
 from expt import machine
@@ -17,8 +18,9 @@ from expt.command.conf_files import own_folders
 from expt.command.grammar import Override, parse, readable
 from expt.command.mistakes import refuse_wrong_choice
 from expt.config import kept_code, own_code, rules, secrets
-from expt.config.identity import Content, Identity, shown
-from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
+from expt.config.constraints import names_of
+from expt.config.identity import Content, Identity, differing, shown
+from expt.config.keys import all_keys, flat, meaning, varying
 from expt.config.parse import as_typed, recorded, settings_of, with_value
 from expt.config.parse import parse as parsed
 from expt.config.schema import RunConfig
@@ -30,7 +32,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Trained
 from expt.runs.result import Record
 
-HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
+HOW = tuple(x for x, key in all_keys().items() if key.evaluate and not x.startswith("dataset"))
 """Settings of how it is measured, which may differ from the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
@@ -116,6 +118,12 @@ def _value(override: Override) -> Any:
         return value
     secrets.remember(dict(secrets.interpolations({"value": value})))
     return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+
+
+def evaluation_values() -> dict[str, Any]:
+    """Return the settings that an evaluation has in place of the run's."""
+    values = {name: meaning(name).evaluated_as for name in names_of(RunConfig)}
+    return {name: yaml.safe_load(value) for name, value in values.items() if value is not None}
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:

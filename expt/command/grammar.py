@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import functools
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
@@ -169,6 +170,27 @@ def numbers_of(word: object, sweep: RangeSweep) -> Iterator[float]:
     else:
         ends = (sweep.start, sweep.stop, sweep.step)
         yield from FloatRange(*(decimal.Decimal(str(end)) for end in ends))
+
+
+def words_of(override: Override, options: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return the words for each of several values, of a group among its `options`.
+
+    Raises ConfigError where there is none.
+    """
+    value, key, word = override.value(), override.key_or_group, override.input_line
+    if isinstance(value, IntervalSweep):
+        raise ConfigError(
+            f"{word}: a grid needs a list of values, and an interval has infinitely many; list"
+            " some, or add search=tpe"
+        )
+    if isinstance(value, RangeSweep):
+        listed = ChoiceSweep(list=[*numbers_of(word, value)], shuffle=value.shuffle)
+        override = dataclasses.replace(override, _value=listed)
+    known = value.filter([*options(key)]) if isinstance(value, Glob) else None
+    texts = known if known is not None else [*override.sweep_string_iterator()]
+    if not texts:
+        raise ConfigError(f"{word}: has no value")
+    return [f"{override.get_key_element()}={text}" for text in texts]
 
 
 def _unreadable(word: str, error: Exception) -> str:

@@ -14,8 +14,8 @@ from rich.text import Text
 from expt.command.conf_files import groups, keys_in_yaml, lineage, options, own_folders
 from expt.command.mistakes import unknown_option
 from expt.command.words import WORDS, options_of
+from expt.config import conf_dir, read_yaml
 from expt.config.keys import choices_of, effects_in_words
-from expt.config.kinds import conf_dir, read_yaml
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.view.text import Console
 

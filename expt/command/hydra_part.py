@@ -45,15 +45,11 @@ CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
 def as_config_error(
     error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
 ) -> ConfigError:
-    """Return the error for one of `COMPOSING` that these words have raised.
-
-    `folders` are those that YAML was searched in.
-    """
+    """Return the error for one of `COMPOSING` that words have raised, with YAML of `folders`."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return ConfigError(
-            unknown_option(group, name, [*(error.options or ()), *options(group, *folders)])
-        )
+        known = [*(error.options or ()), *options(group, *folders)]
+        return ConfigError(unknown_option(group, name, known))
     if isinstance(error, RecursionError):
         fix = "in its defaults another of the same group is - NAME, without the group"
         return ConfigError(f"{' '.join(words)}: a YAML file chooses itself; {fix}")
@@ -68,11 +64,6 @@ def as_config_error(
         is_unset = re.search("' not found|Unsupported interpolation type", str(error))
         fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
         return ConfigError(f"{word}: {first_line(error)}{fix}")
-    return ConfigError(_without_key(error, words, folders))
-
-
-def _without_key(error: BaseException, words: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return the text for an error that says of no key that it is about it."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
         where = folders if isinstance(error, UnicodeDecodeError) else words
@@ -80,7 +71,7 @@ def _without_key(error: BaseException, words: Sequence[str], folders: Sequence[P
     cause = first_line(error.__cause__ or error)
     if "is not Optional" in text and "sweeper.params" in text:
         cause += "; write null in quotes"
-    return text if cause in text else f"{text}: {cause}"
+    return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
 @contextlib.contextmanager
@@ -131,9 +122,8 @@ def named_axes(composed: DictConfig) -> list[str]:
         if OmegaConf.is_dict(value):
             example = ", ".join(f"{key}.{name}: {below}" for name, below in value.items())
             raise ConfigError(f"hydra.sweeper.params.{key}: a key of it is dotted; write {example}")
-        text = (
-            typed(OmegaConf.to_container(value), exact=True) if OmegaConf.is_list(value) else value
-        )
+        is_list = OmegaConf.is_list(value)
+        text = typed(OmegaConf.to_container(value), exact=True) if is_list else value
         found.append(readable(f"{key}={text}"))
     return found
 
@@ -227,9 +217,7 @@ def launcher_options(composed: DictConfig) -> dict[str, Any]:
             noun = "whole number" if type(least) is int else "number"
             fix = f"give a {noun} of at least {least:g}"
             raise ConfigError(f"hydra.launcher.{key}={value}: is not possible; {fix}")
-    return {
-        key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
-    }
+    return {key: found[key] for key in found if key not in ("_target_", "submitit_folder")}
 
 
 def needs_hydra(composed: DictConfig) -> str:

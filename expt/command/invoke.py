@@ -82,7 +82,7 @@ class _Asked:
                 continue
             self.axes.append(override)
             if self.composer.is_group(override.key_or_group):
-                self.fixed.append(self.composer.values(override)[0])
+                self.fixed.append(grammar.words_of(override, self.composer.options)[0])
 
 
 def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
@@ -203,7 +203,7 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
     """Raise ConfigError for choices that differ in settings a sweep has once, such as its grid."""
     once, composer = hydra_part.of_all_runs(composed), asked.composer
     for axis in (each for each in asked.axes if composer.is_group(each.key_or_group)):
-        first, *others = composer.values(axis)
+        first, *others = grammar.words_of(axis, composer.options)
         for other in others:
             words = [other if word == first else word for word in asked.fixed]
             composed = composer.compose(words)

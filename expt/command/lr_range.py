@@ -12,14 +12,7 @@ from typing import NamedTuple
 
 from expt.command import terminal
 from expt.command.words import Options, Parser, positive
-from expt.errors import (
-    INTERRUPTED_UNWRITTEN,
-    ConfigError,
-    Diverged,
-    Interrupted,
-    RunFailed,
-    warn,
-)
+from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Diverged, Interrupted, RunFailed, warn
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader

@@ -93,8 +93,9 @@ class SearchCommand:
         )
         try:
             with sweep.running(observer, (Diverged, OutOfMemory)) as runner:
-                for trials in self._rounds(observer, runner):
-                    runner.run(trials)
+                self._begin(observer, runner)
+                while not (search.is_over or runner.is_closed):
+                    runner.run(search)  # once by the pool, on a cluster once for each batch
         finally:
             others = search.trials.others.items()
             left_out = [name for name, by in others if not by or {*by} - {*REPEATED}]
@@ -182,8 +183,8 @@ class SearchCommand:
         words = [*self._fixed, *self._space.words(values)]
         return self._folder.run(words, number, self._keys, search=OfSearch(number=number))
 
-    def _rounds(self, observer: SweepObserver, runner: Runner) -> Iterator[Iterator[Job | None]]:
-        """Yield the search once to the pool, and to a cluster as often as it has a batch."""
+    def _begin(self, observer: SweepObserver, runner: Runner) -> None:
+        """Count the trials of earlier commands, and let the search make further ones."""
         search = self._search
 
         def make(number: int, values: Values) -> Job | None:
@@ -203,8 +204,6 @@ class SearchCommand:
                 self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         batch = self._settings.batch or runner.batch
         search.begin(make, has_room=runner.has_room, finish=runner.finish, batch=batch)
-        while not (search.is_over or runner.is_closed):
-            yield search
 
     def _at_end(self) -> Iterator[str]:
         search = self._search

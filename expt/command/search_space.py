@@ -22,6 +22,7 @@ from expt.command.grammar import (
     parse,
     parse_one,
     readable,
+    words_of,
 )
 from expt.config import keys
 from expt.config.identity import REPEATED, digest
@@ -154,7 +155,7 @@ class _Reader:
             raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
         if isinstance(sweep, ChoiceSweep):
             sweep.shuffle = False  # the order of the choices decides which trials a seed gives
-        words = dict.fromkeys(self._composer.values(override))
+        words = dict.fromkeys(words_of(override, self._composer.options))
         texts = tuple(each.partition("=")[2] for each in words)
         meant = tuple(_as_recorded(parse_one(f"{name}={text}").value()) for text in texts)
         typed = override.get_key_element()

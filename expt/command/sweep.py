@@ -16,17 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command.compose import Composer
-from expt.command.grammar import key_of, last_of_each, parse_one
+from expt.command.grammar import key_of, last_of_each, parse_one, words_of
 from expt.command.hydra_part import folder_of, launcher_options, resolving
 from expt.command.preflight import preflight
-from expt.command.run import remove_unused
+from expt.command.run import Command, remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.constraints import quoted
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.keys import value_at, without_effect
-from expt.config.parse import Settings, parse, wrong_values
+from expt.config.parse import parse, wrong_values
 from expt.dashboards.events import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
@@ -41,7 +41,6 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 from expt.runs.view.text import sweep_command
 
 if TYPE_CHECKING:
-    from expt.command.run import Command
     from expt.launch.submitit_jobs import Queue
 
 Runner: TypeAlias = "Pool | Queue"
@@ -59,7 +58,7 @@ class Grid:
         self._axes = {at: each for at, each in enumerate(overrides) if each.is_sweep_override()}
         """The axes by their places among the words of a run."""
         self._lists = [
-            composer.values(each) if at in self._axes else [str(each.input_line)]
+            words_of(each, composer.options) if at in self._axes else [str(each.input_line)]
             for at, each in enumerate(overrides)
         ]
         """The words that runs have in each place."""
@@ -106,8 +105,12 @@ class Grid:
             return
         if wrong := wrong_values(settings, values, machine):
             raise ConfigError(wrong)
-        if not sets_any:
-            self._warn_of_no_effect(settings, machine)
+        if sets_any:
+            return
+        with contextlib.suppress(ConfigError):  # said when the run's turn comes
+            typed = (key_of(parse_one(word)) for word in first)
+            for line in without_effect(parse(settings, machine), typed, self.keys):
+                warn(line)
 
     def _run_with(self, word: str, at: int, other: int = 0) -> list[str]:
         """Return the words of the run with this one, and the first, or `other`, of all others."""
@@ -140,12 +143,6 @@ class Grid:
             if not wrong:
                 break
         return wrong
-
-    def _warn_of_no_effect(self, settings: Settings, machine: Machine) -> None:
-        typed = (key_of(parse_one(words[0])) for words in self._lists)
-        with contextlib.suppress(ConfigError):  # said when the run's turn comes
-            for line in without_effect(parse(settings, machine), typed, self.keys):
-                warn(line)
 
 
 class Sweep:
@@ -228,8 +225,7 @@ class Sweep:
         """
         self._command.began = True
         runner = self._launcher.runner(observer)
-        record = OmegaConf.to_yaml(self.config)  # the settings, as Hydra writes them
-        paths.write_atomically(self.folder / paths.SWEEP_RECORD, record)
+        paths.write_atomically(self.folder / paths.SWEEP_RECORD, OmegaConf.to_yaml(self.config))
         try:
             with observer:
                 yield runner
@@ -324,9 +320,8 @@ class _Cluster:
         nodes, given, gpus = (options[x] for x in ("nodes", "tasks_per_node", "gpus_per_node"))
         is_one = (nodes or 1) == 1
         if not (is_one or given or gpus):
-            raise ConfigError(
-                f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
-            )
+            fix = "needs gpus_per_node, or tasks_per_node on the CPU"
+            raise ConfigError(f"hydra.launcher.nodes={nodes}: {fix}")
         self._tasks = int(given or (1 if is_one else gpus))  # of a node, one for each worker
         here, workers = machine.detect(), self._tasks * (nodes or 1)
         self.machine = dataclasses.replace(
@@ -363,9 +358,10 @@ class SweepObserver(SweepDisplay):
 
     def job_ended(self, job: Job) -> None:
         """Record it."""
+        run = self.runs[job][0]
         try:
             with contextlib.suppress(FolderInUse):  # the other command records it
-                _record_end(job, self.runs[job][0].about)
+                _record_end(job, run.about)
         except OSError as error:  # a full disk, maybe: the others continue
             warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
         super().job_ended(job)

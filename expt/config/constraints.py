@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -177,3 +178,15 @@ def quoted(value: object) -> str:
     # a\'b as 'a\\\'b': a quote is escaped, and backslashes before one or the end are doubled.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
+
+
+def in_a_shell(word: str) -> str:
+    """Return a word in quotes, if a shell would read it otherwise; brackets it leaves alone."""
+    return in_quotes(word) if re.search(r"[^\w\[\]{}.,:=+@%/~-]|\{.*,", word) else word
+
+
+def in_quotes(word: str) -> str:
+    """Return a word for any shell, in double quotes if it has single ones of its own."""
+    if "'" in word and not re.search(r'["$`!\\]', word):  # which a shell reads in double quotes
+        return f'"{word}"'
+    return shlex.quote(word)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from typing_extensions import TypedDict
 
 from expt.config import keys, secrets
-from expt.config.constraints import plain, typed
+from expt.config.constraints import Key, names_of, plain, typed
+from expt.config.groups import GROUPS
 from expt.config.keys import flat
 from expt.config.own_code import changed, frozen_in
 from expt.config.schema import RunConfig
@@ -33,6 +34,11 @@ PARTS = {
     "base": "published model's files",
 }
 """The parts of the content in which two runs of equal settings may differ, in words."""
+
+
+Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
+"""The purpose of comparing two runs: whether one may continue as the other, begin from it, measure
+its weights, or has the same numbers."""
 
 
 class Content(TypedDict, total=False):
@@ -80,7 +86,7 @@ def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> di
     Each key is a setting, or its part of the content, and the text has both values.
     """
     before, here = flat(then.get("config", {})), flat(shown(config))
-    settings = keys.differing(before, here, "result")
+    settings = differing(before, here, "result")
     settings.sort(key=lambda key: (not key.startswith("dataset."), not key.endswith(".name")))
     parts = changed_parts(then.get("content", Content()), now.content)
     if next(iter(settings), "").startswith("dataset."):  # which would give other data
@@ -94,13 +100,44 @@ def differences(then: Mapping[str, Any], config: RunConfig, now: Identity) -> di
     return found or {"its beginning": "it has another beginning, or is of another version of expt"}
 
 
+def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> list[str]:
+    """Return the keys of two flat settings (see `flat`) that differ although `rule` forbids it.
+
+    Keys that change no number may always differ, and so may those without effect in both. Where
+    another member of a group is chosen only its name is listed, e.g. `model.name`.
+    """
+    found = [
+        key
+        for key in sorted(then.keys() | now.keys())
+        if not _equal(then.get(key), now.get(key))
+        and not _allowed(keys.meaning_in(now if key in now else then, key), rule)
+        and not (keys.is_idle(key, then) and keys.is_idle(key, now))
+    ]
+    chosen = {key.removesuffix("name") for key in found if key.endswith(".name")}
+    return [
+        key for key in found if key.endswith(".name") or key.partition(".")[0] + "." not in chosen
+    ]
+
+
+def _allowed(key: Key, rule: Rule) -> bool:
+    by_rule = {"resume": key.resume is True, "evaluate": bool(key.evaluate), "result": False}
+    by_rule |= {"fork": key.fork is not False, "fork_within_epoch": key.fork is True}
+    return key.result != "changes" or by_rule[rule]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare values; one may come from JSON, where a tuple is a list."""
+    texts = (json.dumps(value, sort_keys=True, default=str) for value in (one, other))
+    return bool(one == other) or len({*texts}) == 1
+
+
 def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:
     """Return 12 hexadecimal digits for the settings that count, without the keys `but`.
 
     Without all of REPEATED the digest is seedless: a fork is of a seedless run, too, and values
     that follow those keys by an interpolation count as they are written.
     """
-    settings = keys.settings_that_count(config)
+    settings = _settings_that_count(config)
     settings |= {f"dataset.{key}": text for key, text in config.dataset.counted_as.items()}
     found: dict[str, Any] = {**content}
     seedless_fork = found.pop("seedless_fork", None)
@@ -122,6 +159,37 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
         settings.pop(key, None)
     text = json.dumps([VERSION, settings], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _settings_that_count(config: RunConfig) -> dict[str, Any]:
+    """Return, flat, the settings that can change a run's numbers.
+
+    Each key of a dictionary is one setting, whatever lies below it, so no two are mixed up.
+    """
+    every = [*_changing(config)]
+    found = {key: value for key, value, _ in every}
+    for key, _, only_if in every:
+        if only_if and not keys.has_effect(only_if, found):
+            del found[key]
+    return found
+
+
+def _changing(
+    holder: Any, prefix: str = "", member: str | None = None
+) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield the keys that change numbers, with their values and their conditions on others."""
+    for name in names_of(cast(Any, type(holder))):
+        key, value = f"{prefix}{name}", getattr(holder, name)
+        cls, meant = type(value), keys.meaning(key, member)
+        if meant.result != "changes":
+            continue
+        if hasattr(cls, "__dataclass_fields__"):
+            group = value.name if not prefix and name in GROUPS else member
+            yield from _changing(value, f"{key}.", group)
+        elif cls is dict:
+            yield from ((f"{key}.{below}", plain(value[below]), {}) for below in value)
+        else:
+            yield key, plain(value), meant.only_if
 
 
 def without_places(settings: Mapping[str, Any]) -> Any:

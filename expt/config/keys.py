@@ -1,86 +1,22 @@
 """The meaning of each setting for a run, and its types, as annotated in the schema.
 
-The effect of a key on a run's numbers, whether it may differ when a run is resumed, forked or
-evaluated, under which other settings it has no effect, and which values it takes. Free of torch.
+First the meanings: the effect of a key on a run's numbers, and the other settings without which it
+has none. Then the types: the keys that there are, and the values that they take. Free of torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
-import shlex
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain, typed
+from expt.config.constraints import IS_GIVEN, IS_SET, Key, in_a_shell, kind, names_of, plain, typed
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
-
-Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
-"""The purpose of comparing two runs: whether one may continue as the other, begin from it, measure
-its weights, or has the same numbers."""
-
-
-def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> list[str]:
-    """Return the keys of two flat settings (see `flat`) that differ although `rule` forbids it.
-
-    Keys that change no number may always differ, and so may those without effect in both. Where
-    another member of a group is chosen only its name is listed, e.g. `model.name`.
-    """
-    found = [
-        key
-        for key in sorted(then.keys() | now.keys())
-        if not _equal(then.get(key), now.get(key))
-        and not _allowed(meaning_in(now if key in now else then, key), rule)
-        and not (is_idle(key, then) and is_idle(key, now))
-    ]
-    chosen = {key.removesuffix("name") for key in found if key.endswith(".name")}
-    return [
-        key for key in found if key.endswith(".name") or key.partition(".")[0] + "." not in chosen
-    ]
-
-
-def _allowed(key: Key, rule: Rule) -> bool:
-    if key.result != "changes":
-        return True
-    if rule == "fork":
-        return key.fork is not False
-    if rule == "fork_within_epoch":
-        return key.fork is True
-    return (rule == "resume" and key.resume is True) or (rule == "evaluate" and bool(key.evaluate))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Compare values; one may come from JSON, where a tuple is a list."""
-    texts = (json.dumps(value, sort_keys=True, default=str) for value in (one, other))
-    return bool(one == other) or len({*texts}) == 1
-
-
-def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether `key` has no effect with the other flat settings."""
-    return not _has_effect(meaning_in(settings, key).only_if, settings)
-
-
-def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    def holds(other: str, wanted: Any) -> bool:
-        value = settings.get(other)
-        if wanted is IS_SET:
-            return bool(value) or any(key.startswith(f"{other}.") for key in settings)
-        if wanted is IS_GIVEN:
-            return value is not None
-        return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
-
-    return all(holds(*condition) for condition in conditions.items())
-
-
-def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
-    """Return the meaning of `key` for the members of groups that the flat settings choose."""
-    return meaning(key, settings.get(f"{key.partition('.')[0]}.name"))
-
 
 _DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
 """The meaning of a key that no annotation says more of."""
@@ -99,41 +35,6 @@ def meaning(key: str, member: str | None = None) -> Key:
             break
         found = _below(found, _annotation(hints[0]))
     return found
-
-
-def example_of(path: Sequence[str]) -> str:
-    """Return a value as it is typed for a key that takes a list, or has keys below it."""
-    key = ".".join(part for part in path if not part.isdigit())
-    if example := meaning(key).example:
-        return in_a_shell(example)
-    below = next((names_of(cls)[0] for cls in classes_at(path)), None)
-    if below is None:
-        return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
-    return f"{key}.{below}=..." if key in holders() else in_a_shell(f"{key}=[{{{below}: ...}}]")
-
-
-def in_a_shell(word: str) -> str:
-    """Return a word in quotes, if a shell would read it otherwise; brackets it leaves alone."""
-    return in_quotes(word) if re.search(r"[^\w\[\]{}.,:=+@%/~-]|\{.*,", word) else word
-
-
-def in_quotes(word: str) -> str:
-    """Return a word for any shell, in double quotes if it has single ones of its own."""
-    if "'" in word and not re.search(r'["$`!\\]', word):  # which a shell reads in double quotes
-        return f'"{word}"'
-    return shlex.quote(word)
-
-
-@functools.cache
-def holders() -> tuple[str, ...]:
-    """Return the keys with others below them that are set one by one."""
-    found = [name for name in names_of(RunConfig) if name not in GROUPS]
-    found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
-
-    def is_bare(hint: Any) -> bool:  # and not in a union or a list
-        return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
-
-    return tuple(key for key in found if any(map(is_bare, hints_at(key.split(".")))))
 
 
 def _below(above: Key, own: Key | None) -> Key:
@@ -185,6 +86,30 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
+def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
+    """Return the meaning of `key` for the members of groups that the flat settings choose."""
+    return meaning(key, settings.get(f"{key.partition('.')[0]}.name"))
+
+
+def has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether flat settings satisfy the conditions of a key; see `Key.only_if`."""
+
+    def holds(other: str, wanted: Any) -> bool:
+        value = settings.get(other)
+        if wanted is IS_SET:
+            return bool(value) or any(key.startswith(f"{other}.") for key in settings)
+        if wanted is IS_GIVEN:
+            return value is not None
+        return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+
+    return all(holds(*condition) for condition in conditions.items())
+
+
+def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether `key` has no effect with the other flat settings."""
+    return not has_effect(meaning_in(settings, key).only_if, settings)
+
+
 def effects_in_words(key: str, *, of_changes: bool = True) -> str:
     """Return in words where a setting has an effect, and that `of_changes` to runs that are there.
 
@@ -228,59 +153,6 @@ def without_effect(
         if why and others.isdisjoint(varied):
             found.append(f"{key}={typed(settings[key])}: has no effect, {why}")
     return found
-
-
-def evaluated() -> tuple[str, ...]:
-    """Return the keys that an evaluation of a run may have at other values than the run."""
-    return tuple(key for key, meant in all_keys().items() if meant.evaluate)
-
-
-def evaluation_values() -> dict[str, Any]:
-    """Return the settings that an evaluation has in place of the run's."""
-    import yaml  # late: a run has no use for it
-
-    values = {name: meaning(name).evaluated_as for name in names_of(RunConfig)}
-    return {name: yaml.safe_load(value) for name, value in values.items() if value is not None}
-
-
-def settings_that_count(config: RunConfig) -> dict[str, Any]:
-    """Return, flat, the settings that can change a run's numbers.
-
-    Each key of a dictionary is one setting, whatever lies below it, so no two are mixed up.
-    """
-    every = [*_changing(config)]
-    found = {key: value for key, value, _ in every}
-    for key, _, only_if in every:
-        if only_if and not _has_effect(only_if, found):
-            del found[key]
-    return found
-
-
-def _changing(
-    holder: Any, prefix: str = "", member: str | None = None
-) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield the keys that change numbers, with their values and their conditions on others."""
-    values, cls = vars(holder), typing.cast(Any, type(holder))
-    for name, key, only_if in _changing_fields(cls, prefix, member):
-        value = values[name]
-        cls = type(value)
-        if cls in SCALARS:
-            yield key, value, only_if
-        elif hasattr(cls, "__dataclass_fields__"):
-            group = value.name if not prefix and name in GROUPS else member
-            yield from _changing(value, f"{key}.", group)
-        elif cls is dict:
-            yield from ((f"{key}.{below}", plain(value[below]), {}) for below in value)
-        else:
-            yield key, plain(value), only_if
-
-
-@functools.cache
-def _changing_fields(
-    cls: Any, prefix: str, member: str | None
-) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
-    every = ((name, meaning(prefix + name, member)) for name in names_of(cls))
-    return tuple((x, prefix + x, key.only_if) for x, key in every if key.result == "changes")
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -331,16 +203,37 @@ def classes_in(hint: Any) -> Iterator[type]:
     return filter(dataclasses.is_dataclass, _leaves([hint]))
 
 
+@functools.cache
+def holders() -> tuple[str, ...]:
+    """Return the keys with others below them that are set one by one."""
+    found = [name for name in names_of(RunConfig) if name not in GROUPS]
+    found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
+
+    def is_bare(hint: Any) -> bool:  # and not in a union or a list
+        return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
+
+    return tuple(key for key in found if any(map(is_bare, hints_at(key.split(".")))))
+
+
+def example_of(path: Sequence[str]) -> str:
+    """Return a value as it is typed for a key that takes a list, or has keys below it."""
+    key = ".".join(part for part in path if not part.isdigit())
+    if example := meaning(key).example:
+        return in_a_shell(example)
+    below = next((names_of(cls)[0] for cls in classes_at(path)), None)
+    if below is None:
+        return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
+    return f"{key}.{below}=..." if key in holders() else in_a_shell(f"{key}=[{{{below}: ...}}]")
+
+
 def choices_of(key: str) -> tuple[str, ...]:
     """Return the values of a setting as they are typed; none for a number or a text."""
-    values = dict.fromkeys(value for leaf in _types_of(key) for value in _values(leaf))
-    return tuple(values) if values.keys() - {"null"} else ()
-
-
-def _values(leaf: Any) -> Iterable[str]:
-    if typing.get_origin(leaf) is typing.Literal:
-        return map(typed, typing.get_args(leaf))
-    return {bool: ("true", "false"), types.NoneType: ("null",)}.get(leaf, ())
+    values: list[Any] = []
+    for leaf in _types_of(key):
+        of_literal = typing.get_args(leaf) if typing.get_origin(leaf) is typing.Literal else ()
+        values += {bool: (True, False), types.NoneType: (None,)}.get(leaf, of_literal)
+    found = tuple(dict.fromkeys(map(typed, values)))
+    return found if {*found} - {"null"} else ()
 
 
 def takes_null(key: str) -> bool:

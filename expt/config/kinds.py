@@ -1,12 +1,11 @@
-"""The contract of tasks with the configuration, and expt's YAML. Free of torch."""
+"""The keys of every kind of task, and the metrics that a task has by them. Free of torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
@@ -87,53 +86,26 @@ class TaskConfig:
         raise NotImplementedError
 
 
-def conf_dir() -> Path:
-    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file, interpolations as they are written, and dates as texts."""
-    import yaml  # late: most runs need none
-
-    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 15 times as fast
-    loader: Any = type("Loader", (safe,), {})
-    loader.add_constructor("tag:yaml.org,2002:timestamp", safe.construct_yaml_str)
-    return yaml.load(path.read_bytes(), loader)
-
-
-class _Form(NamedTuple):
-    """A metric in the one form of all that a task, its YAML or its record may have."""
-
-    better: Any
-    every: int
-    in_training: bool
-    is_own: bool
-    """True if the task measures it, and no class of torchmetrics."""
-
-
-def _forms(task: Any) -> dict[str, _Form]:
-    """Return the metrics that the configuration of a task, its YAML or its record adds."""
+def _added(task: Any) -> dict[str, Any]:
+    """Return the keys of each metric that a task's configuration, its YAML or its record adds."""
     is_yaml = isinstance(task, Mapping)
     metrics = plain(task.get("metrics") if is_yaml else getattr(task, "metrics", None))
-    forms = dict[str, _Form]()
-    for name, one in metrics.items() if isinstance(metrics, Mapping) else ():  # or refused later
-        keys = one if isinstance(one, Mapping) else {"better": one}
-        is_own = {"_target_", "target"}.isdisjoint(keys)
-        in_training = keys.get("train", is_own)
-        forms[name] = _Form(keys.get("better"), keys.get("every", 1), in_training, is_own)
-    return forms
+    every = metrics.items() if isinstance(metrics, Mapping) else ()  # or refused later
+    return {name: one if isinstance(one, Mapping) else {"better": one} for name, one in every}
+
+
+def _is_own(metric: Mapping[str, Any]) -> bool:
+    """Return whether the task measures a metric, and no class of torchmetrics."""
+    return {"_target_", "target"}.isdisjoint(metric)
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
     """Return the loss and the metrics of a task or its record, and which way each is better."""
-    more = {name: one.better for name, one in _forms(task).items()}
-    return {"loss": "min", **getattr(_kind(task), "METRICS", {}), **more}
+    added = {name: one.get("better") for name, one in _added(task).items()}
+    return {"loss": "min", **getattr(_class_of(task), "METRICS", {}), **added}
 
 
-def _kind(task: Any) -> Any:
+def _class_of(task: Any) -> Any:
     if not isinstance(task, Mapping):
         return type(task)
     name = "_target_" if "_target_" in task else str(task.get("name"))
@@ -142,13 +114,15 @@ def _kind(task: Any) -> Any:
 
 def own_metrics(task: Any) -> dict[str, Better]:
     """Return those of `metrics` that the task itself measures, and which way each is better."""
-    return {name: one.better for name, one in _forms(task).items() if one.is_own}
+    return {name: one.get("better") for name, one in _added(task).items() if _is_own(one)}
 
 
 def every_of(task: Any) -> dict[str, int]:
     """Return the metrics of a task, or of its YAML, that are not of training, and their `every`."""
-    every = _forms(task).items()
-    return {name: one.every for name, one in every if one.every != 1 or not one.in_training}
+    added = _added(task).items()
+    every = {name: one.get("every", 1) for name, one in added}
+    in_training = {name for name, one in added if one.get("train", _is_own(one))}
+    return {name: n for name, n in every.items() if n != 1 or name not in in_training}
 
 
 def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:
@@ -173,4 +147,4 @@ def chosen_metric(task: Any) -> str:
 
 def objective_of(task: Any) -> str:
     """Return the metric by which the runs of a task are chosen where nothing else is asked for."""
-    return getattr(_kind(task), "OBJECTIVE", chosen_metric(task))
+    return getattr(_class_of(task), "OBJECTIVE", chosen_metric(task))

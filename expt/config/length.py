@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from expt.config import keys
+from expt.config import conf_dir, keys, read_yaml
 from expt.config.constraints import Key, Unit, typed
-from expt.config.kinds import conf_dir, every_of, read_yaml
+from expt.config.kinds import every_of
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, listed
 

@@ -15,12 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import rebuild_dataclass
 from pydantic_core import PydanticSerializationError, to_json
 
-from expt.config import keys, rules, secrets
+from expt.config import conf_dir, keys, read_yaml, rules, secrets
 from expt.config.auto import fill_auto
-from expt.config.constraints import Target, names_of, typed
+from expt.config.constraints import Target, in_a_shell, names_of, typed
 from expt.config.explained import TYPED, Origin, explain
 from expt.config.groups import GROUPS, OWN
-from expt.config.kinds import TargetMetric, conf_dir, read_yaml
+from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, counted, refuse_undecoded
 from expt.machine import Machine
@@ -44,20 +44,7 @@ def parse(
     that cannot run. Raises ConfigError with every problem found: unknown keys, wrong types, values
     out of range, or else those combinations.
     """
-    node = fill_auto(settings, machine) if machine else dict(settings)
-    for group in GROUPS:
-        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"), GROUPS[group])
-    task = node["task"]
-    if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
-        custom = {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}
-        node["task"] = {**task, "metrics": custom}
-    own = node["optimizer"].get("groups") if isinstance(node.get("optimizer"), Mapping) else None
-    if isinstance(own, list):
-        node["optimizer"] = {**node["optimizer"], "groups": [*map(_whole_group, own)]}
-    if isinstance(send := node.get("send", ()), str | None):
-        node["send"] = [send] if send else []
-    if isinstance(callbacks := node.get("callbacks"), list):
-        node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
+    node = _as_in_schema(fill_auto(settings, machine) if machine else settings)
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
         config = _adapter().validate_json(_as_json(node))
@@ -67,6 +54,26 @@ def parse(
     if machine and problems_of and (problems := problems_of(config, machine)):
         raise ConfigError(problems)
     return config
+
+
+def _as_in_schema(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with custom classes, and the short forms of YAML, as the schema has them."""
+    node = dict(settings)
+    for group, members in GROUPS.items():
+        node[group] = _untarget(node.get(group), members.get("_target_"), members)
+    if isinstance(send := node.get("send", ()), str | None):
+        node["send"] = [send] if send else []
+    if isinstance(callbacks := node.get("callbacks"), list):
+        node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
+    task, optimizer = (
+        x if isinstance(x, Mapping) else {} for x in (node["task"], node["optimizer"])
+    )
+    if isinstance(metrics := task.get("metrics"), Mapping):
+        custom = {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}
+        node["task"] = {**task, "metrics": custom}
+    if isinstance(optimizer, Mapping) and isinstance(own := optimizer.get("groups"), list):
+        node["optimizer"] = {**optimizer, "groups": [*map(_whole_group, own)]}
+    return node
 
 
 def wrong_values(
@@ -123,7 +130,7 @@ def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> 
     for name in reversed(path[1:]):
         value = {name: value}
     has = f"has {counted(len(known), 'element')}, counted from 0" if known else "is empty"
-    whole = keys.in_a_shell(f"{key}={typed([*known, value])}")
+    whole = in_a_shell(f"{key}={typed([*known, value])}")
     return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from expt.config import read_yaml
 from expt.config.identity import hyperparameters, without_kwargs
 from expt.config.keys import flat
-from expt.config.kinds import metrics_of, read_yaml
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs

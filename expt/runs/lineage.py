@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.config import keys
-from expt.config.identity import LENGTH, VERSION, Content, Identity, digest, shown
+from expt.config.identity import LENGTH, VERSION, Content, Identity, differing, digest, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
@@ -120,6 +120,6 @@ def _changes(parent: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any
     """Return both values of each setting that differs from the parent's and changes the numbers."""
     then = keys.flat(parent)
     now = keys.flat(shown(config))
-    differing = keys.differing(then, now, "result")
+    changed = differing(then, now, "result")
     where_begun = keys.varying("source")
-    return {key: [then.get(key), now.get(key)] for key in differing if key not in where_begun}
+    return {key: [then.get(key), now.get(key)] for key in changed if key not in where_begun}

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys, own_code
-from expt.config.constraints import plain, typed
+from expt.config.constraints import in_a_shell, plain, typed
 from expt.config.groups import TargetScheduler, planned_steps
-from expt.config.identity import VERSION, shown, without_places
+from expt.config.identity import VERSION, Rule, differing, shown, without_places
 from expt.config.length import effective
 from expt.config.parse import as_typed, recorded
 from expt.config.schema import RunConfig
@@ -81,13 +81,13 @@ class Source(NamedTuple):
 
     def changed(self, config: RunConfig) -> list[str]:
         """Return the keys that differ from the checkpoint's run though they must not."""
-        rule: keys.Rule = self.rule
+        rule: Rule = self.rule
         if rule == "fork" and not self.checkpoint.ends_epoch:
             rule = "fork_within_epoch"
         exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
         both = self.checkpoint.config, shown(config)
         then, now = map(keys.flat, map(without_places, both) if rule == "resume" else both)
-        found = [key for key in keys.differing(then, now, rule) if key not in exempt]
+        found = [key for key in differing(then, now, rule) if key not in exempt]
         if rule == "resume":
             found = [key for key in found if not self._is_ahead(key, config)]
         return found
@@ -158,7 +158,7 @@ def _problems_of_settings(source: Source, config: RunConfig) -> Iterator[str]:
     if source.rule == "fork" and config.weights is not None:
         yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
     if source.rule == "fork" and config.max_steps is not None:
-        changed = {*keys.differing(keys.flat(found.config), now, "result")}
+        changed = {*differing(keys.flat(found.config), now, "result")}
         for key in sorted(_OF_EPOCH & changed):
             yield (
                 f"max_steps={config.max_steps}: with another {key} an epoch has another"
@@ -240,6 +240,6 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
     """Return a setting as it is typed in a shell; a custom class with its arguments."""
     group = key.removesuffix(".name")
     if group != key and "_target_" in (node := as_typed(config.get(group)) or ()):
-        return keys.in_a_shell(f"{group}={typed(node, exact=True)}")
+        return in_a_shell(f"{group}={typed(node, exact=True)}")
     name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
-    return keys.in_a_shell(f"{name}={typed(keys.flat(config).get(key))}")
+    return in_a_shell(f"{name}={typed(keys.flat(config).get(key))}")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from expt.config import keys
-from expt.config.constraints import quoted
+from expt.config.constraints import in_quotes, quoted
 
 NAMES_A_RUN = {"fork", "weights", "resume"}
 """Keys whose value is a path into a run's folder, which may have commas in its name."""
@@ -33,7 +33,7 @@ def unquoted(text: str) -> str:
 
 def joined(words: Iterable[str]) -> str:
     """Return the words for a shell."""
-    return " ".join(map(keys.in_quotes, words))
+    return " ".join(map(in_quotes, words))
 
 
 def words_after_expt(command: str) -> list[str] | None:

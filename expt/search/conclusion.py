@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from rich.table import Table
 
+from expt.config import read_yaml
 from expt.config.identity import REPEATED
-from expt.config.kinds import read_yaml
 from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, require, warn
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD

@@ -229,10 +229,7 @@ def plan(config: groups.Scheduler, **length: int) -> int | None:
 
 
 def advance_after_evaluation(
-    scheduler: LRScheduler,
-    measured: Mapping[str, float],
-    better: Mapping[str, Better],
-    split: str,
+    scheduler: LRScheduler, measured: Mapping[str, float], better: Mapping[str, Better], split: str
 ) -> None:
     """Advance a schedule that looks at metrics, by those `measured` now, by their tags.
 

@@ -19,10 +19,10 @@ from pydantic.fields import FieldInfo
 from expt import registry
 from expt.command.conf_files import lineage
 from expt.command.help import WHEN, keys_with_meaning, rows_of, sections
+from expt.config import conf_dir, read_yaml
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
 from expt.config.keys import classes_in, effects_in_words
-from expt.config.kinds import conf_dir, read_yaml
 from expt.config.schema import RunConfig
 from scripts.architecture import MAX_COLUMNS_OF_PAGES
 from scripts.documents.following import ROOT

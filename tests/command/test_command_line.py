@@ -8,7 +8,7 @@ from expt.command.command_line import read, words_to_keep
 from expt.command.conf_files import checked_folders
 from expt.command.grammar import about_run, readable
 from expt.command.words import Options, options_of
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 from expt.errors import ConfigError
 from expt.runs.overrides import inherited
 from expt.runs.paths import RunPaths

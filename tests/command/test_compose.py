@@ -25,7 +25,7 @@ from expt.command.grammar import parse, readable, replaces, with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of, place
 from expt.command.run import Command
 from expt.command.terminal import console
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, Job
 from expt.launch.launcher import launcher

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from expt.command.conf_files import lineage
 from expt.command.help import COMMON, EXAMPLES, completed, keys_with_meaning, print_help
 from expt.command.words import WORDS
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 from expt.errors import ConfigError
 from expt.runs.view.text import Console
 from tests.conftest import Typed

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
+from expt.command.evaluation_settings import evaluation_values
 from expt.config import own_code
 from expt.config.constraints import Target, typed
 from expt.config.identity import (
     REPEATED,
     Content,
     Identity,
+    Rule,
     differences,
+    differing,
     digest,
     shown,
     typed_hyperparameters,
 )
 from expt.config.keys import (
-    Rule,
     choices_of,
-    differing,
     effects_in_words,
-    evaluation_values,
     flat,
     without_effect,
 )

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from expt.config import constraints, groups, secrets
+from expt.config import conf_dir, constraints, groups, secrets
 from expt.config import parse as parsing
 from expt.config.identity import digest, hyperparameters, shown
-from expt.config.kinds import conf_dir
 from expt.config.parse import parse, settings_of
 from expt.config.schema import TRACKERS, RunConfig
 from expt.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from expt.command.conf_files import options
-from expt.config.kinds import conf_dir, read_yaml
+from expt.config import conf_dir, read_yaml
 from expt.config.search import SamplerName, Search, parse_search
 from expt.errors import ConfigError
 

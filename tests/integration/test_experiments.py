@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import expt
+from expt.config import conf_dir
 from expt.config.keys import flat
-from expt.config.kinds import conf_dir
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError

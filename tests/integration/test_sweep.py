@@ -12,7 +12,7 @@ import expt
 from expt.command.hydra_part import is_sweep, named_axes
 from expt.command.rerun import NOT_REPEATED
 from expt.command.sweep import Grid
-from expt.config.kinds import conf_dir
+from expt.config import conf_dir
 from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
