@@ -45,10 +45,10 @@ class Uses(NamedTuple):
     """columns in which the class -1 stays, for a message; in others it is a gap"""
     texts: Collection[str] = ()
     """columns whose cells are data, whatever they look like"""
-    kept: Collection[str] = ()
-    """columns whose texts stay as they are, one that is no value elsewhere, as NA, too"""
     classes: Mapping[str, Sequence[str]] | None = None
     """columns of numbers that are given by the names of their classes; None: all that have some"""
+    kept: Collection[str] = ()
+    """columns whose texts stay as they are, one that is no value elsewhere, as NA, too"""
 
 
 class Table(ABC):

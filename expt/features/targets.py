@@ -302,8 +302,8 @@ class Numbers(Feature):
         single = at_least_single(values).cpu()
         if self.transform or self.scales:
             rounding = torch.finfo(single.dtype).eps / 2 * single.double().abs().clamp(min=0.01)
-            exact, beyond = (self.in_units(x).numpy() for x in (single, single + rounding))
-            return _shortest(exact, np.abs(beyond - exact))
+            exact, beyond = (self.in_units(x) for x in (single, single + rounding))
+            return _shortest(exact.numpy(), (beyond - exact).abs().numpy())
         shortest: np.ndarray = single.numpy().astype(str).astype(np.float64)  # 0.1, not 0.100000001
         return shortest
 

@@ -11,6 +11,7 @@ import torch
 
 from expt.data.build import EvaluationData
 from expt.data.loading import Batch, mapped
+from expt.features import at_least_single
 from expt.inference.load import TrainedModel
 from expt.tasks.task import Task
 
@@ -45,7 +46,7 @@ class Ensemble:
             for outputs in self._outputs(member, its_task, batch):
                 found.append(self._in_scale(outputs, member))
         inputs, targets = batch.inputs[there[0].way], self._in_scale(batch.targets, there[0])
-        outputs = found[0] if len(found) == 1 else task.mean_outputs(found)
+        outputs = found[0] if len(found) == 1 else task.mean_outputs([*map(_wide, found)])
         return outputs, batch._replace(inputs=inputs, targets=targets)
 
     def _in_scale(self, tree: Any, member: Member) -> Any:
@@ -69,6 +70,11 @@ class Ensemble:
                 flipped = task.forward(trained.model, batch._replace(inputs=_flipped(inputs)))
                 is_mask = trained.features.targets.each == "pixel"
                 yield _flipped(flipped) if is_mask else flipped
+
+
+def _wide(tree: Any) -> Any:
+    """Return outputs of 16 bits as float32, else their mean would be rounded again."""
+    return mapped(lambda one: at_least_single(one) if one.is_floating_point() else one, tree)
 
 
 def _flipped(tree: Any) -> Any:

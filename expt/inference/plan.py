@@ -133,12 +133,14 @@ def _values(run: Trained, split: str | None) -> Mapping[str, Any]:
     # Without these fields, such as a column or a transform, equal numbers mean something else.
     fields = vars(targets).items()
     meaning = [f"{key} {x}" for key, x in fields if type(x) in (str, int) and x != ""]
-    found = {
+    found: dict[str, Any] = {
         "task": word(run.config.task),
         "inputs": _shown(inputs),
         "targets": _shown(targets, meaning),
-        "standardised targets": ", ".join(targets.scales) or None,
+        "standardised targets": ", ".join(targets.scales) or "none",
     }
+    if run.config.task.name == "_target_":  # expt does not know which outputs have their scales
+        found["means and deviations"] = dict(targets.scales)
     if targets.each == "token":  # those of another tokenizer are other texts
         found["tokenizer"] = getattr(inputs, "digest", getattr(run.config.dataset, "tokens", None))
     if split is None:

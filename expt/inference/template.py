@@ -7,7 +7,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from expt.data.columns import are_numbers, texts_of
 from expt.data.picture_tables import NamedPictures, separator_of
 from expt.data.table_files import Uses, open_table
 from expt.errors import ConfigError, absent, did_you_mean, listed, warn
-from expt.features import Answers, Classes, Feature, Labels
+from expt.features import Answers, Classes, Feature, Labels, Numbers
+from expt.features.feature import apart
 from expt.inference.inputs import ARRAYS
 from expt.inference.plan import Plan
 from expt.inference.writing import Write, csv_cells, new_file
@@ -29,7 +30,7 @@ class Fill(NamedTuple):
 
     words: str
     cell: Callable[[Any, Mapping[str, Any]], Any]
-    """Returns a cell, by an answer and its cells."""
+    """Return a cell, by an answer and its cells."""
 
 
 class Template:
@@ -70,7 +71,7 @@ class Template:
         """Return the id of a sample. Raise ConfigError where a table has no such column."""
         if self.by_pictures:
             return os.path.abspath(str(about["path"]))
-        cells = self.cells(about)
+        cells = {**about, **{x: about[y] for x, y in self._own.items() if y in about}}
         if not self.id:
             names = [name for name in self.columns if name in cells]
             if not names:
@@ -82,48 +83,36 @@ class Template:
             self.keys = self.columns[self.id]
         return str(cells[self.id])
 
-    def cells(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a sample's origin, in which a column of its table has its own name."""
-        own = {x: about[y] for x, y in self._own.items() if {x, y} <= about.keys()}
-        return {**about, **own}
-
-    def fills(
-        self, form: Feature, cells: Mapping[str, Any], about: Collection[str]
-    ) -> dict[str, Fill]:
+    def fills(self, form: Feature, cells: Mapping[str, Any]) -> dict[str, Fill]:
         """Return a function for each other column. Raise ConfigError for unknown columns.
 
-        A single one is filled by its examples, even if the table has a column of its name, unless
-        that is the name of a class, a label or a target. `about` names a sample's origin.
+        A prediction has the `cells`. A single column is filled by its examples, unless it has the
+        name of a class, a label or a target.
         """
         found, others = dict[str, Fill](), list[str]()
         rest = [name for name in self.columns if name != self.id]
         if not rest:
             raise ConfigError(f"--template {self.path}: has no column but {self.id}; add one")
         own = {*form.names, *(f"p_{name}" for name in form.names)}
-        origin = {*about}.difference(self._own.values())  # its path and row
         if len(rest) == 1 and rest[0] not in own and (fill := self._only(form, rest[0], cells)):
             return {rest[0]: fill}
         for name in rest:
-            cell = name if name in cells and name not in origin else f"p_{name}"
-            if cell == "labels" and isinstance(form, Labels):
+            if name == "labels" and isinstance(form, Labels):
                 found[name] = self._labels(name)
-            elif cell in cells:
+            elif cell := next((x for x in (name, apart(name), f"p_{name}") if x in cells), ""):
                 found[name] = _cell(cell)
             elif name in form.columns and (fill := self._only(form, name, cells)):
                 found[name] = fill
             else:
                 others.append(name)
-        lacking = [name for name in form.names if not {name, f"p_{name}"} & found.keys()]
-        is_whole = {*form.columns, "class", "labels"} & found.keys() or (
-            len(lacking) <= (len(form.names) == 2)  # of two, one says it all
-        )
-        if found and is_whole:  # all that is predicted has a column
+        whole = {"class", "labels", *([] if isinstance(form, Numbers) else form.columns)}
+        has_each = all({name, f"p_{name}"} & found.keys() for name in form.names)
+        if found and (has_each or whole & found.keys()):  # all that is predicted has a column
             self.kept = others
         elif not found and len(others) == 1 and (fill := self._only(form, others[0], cells)):
             found[others[0]] = fill
         elif others:
-            known = listed(name for name in cells if name not in about)
-            fix = f"predictions have {known}, and a class or label fills the column of its name"
+            fix = f"predictions have {listed(cells)}; a class or label fills the column of its name"
             raise ConfigError(f"--template {self.path}: nothing fills {listed(others)}; {fix}")
         return found
 
@@ -133,7 +122,8 @@ class Template:
         if isinstance(form, Labels):
             return self._labels(name)
         if not isinstance(form, Classes):
-            return _cell(names[0]) if len(names) == 1 and names[0] in cells else None
+            own = apart(names[0]) if len(names) == 1 else ""
+            return _cell(own) if own in cells else None
         of_numbers = bool(examples) and are_numbers(examples)
         has_fractions = of_numbers and not all(float(x).is_integer() for x in examples)
         is_number = isinstance(cells.get(name), float)  # of the predictions
@@ -172,10 +162,9 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
     def write(answers: Answers, form: Feature) -> None:
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
             key = template.key(about)
-            cells = csv_cells(form, {**answer, **template.cells(about)})
-            cells[template.id] = ""  # it stays as it is
+            cells = csv_cells(form, {x: answer[x] for x in answer if x not in about})
             if not fills:
-                fills.update(template.fills(form, cells, {*about, template.id}))
+                fills.update(template.fills(form, cells))
             found = {name: fill.cell(answer, cells) for name, fill in fills.items()}
             if rows.setdefault(key, found) != found:
                 fault = f"several rows have the {template.id} {key}"

@@ -58,6 +58,10 @@ class Config(TaskConfig):
         if self.class_weights is None or not facts.trains:
             return None
         if self.class_weights != "balanced":
+            number = facts.targets.shapes.get("num_classes")
+            if number and len(self.class_weights) != number:
+                has = f"has {len(self.class_weights)} weights, and there are {number} classes"
+                raise ConfigError(f"task.class_weights: {has}; give one for each")
             return self.class_weights
         if not counts:
             raise ConfigError(

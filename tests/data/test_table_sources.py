@@ -280,6 +280,14 @@ def test_files_that_are_no_part_of_a_table_are_counted(tmp_path: Path, capsys: C
     assert "part of the table: 3 (.xlsx 2, .gz 1)" in capsys.readouterr().err
 
 
+def test_a_column_of_some_folders_is_named(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("a.csv", "k=1/p.csv"):
+        (tmp_path / "u" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "u" / name).write_text("a,y\n1,u\n2,v\n")
+    dataset(f"dataset=table dataset.path={tmp_path / 'u'} dataset.targets=y").prepare(CLASS)
+    assert "k=1/p.csv has the column k, which is left out" in capsys.readouterr().err
+
+
 def test_a_class_that_is_declared_keeps_its_place_and_its_name(tmp_path: Path) -> None:
     names = ["None", "b", "a"]
     label = hf.ClassLabel(names=names), hf.ClassLabel(names=names[:2])

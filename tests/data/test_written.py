@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +288,21 @@ def test_targets_without_a_logarithm_are_named(how: str, cell: str, tmp_path: Pa
     with pytest.raises(DataError, match=f"target_transform={how}: t.csv: column y, row 2: {cell}"):
         chosen.prepare(NUMBER)
     assert "target_transform" in chosen.problems(LABEL)[0]
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        ([f"{x},5" for x in range(40)], "12.500 €"),
+        ([f"{x},5" for x in range(40)], "12500.5"),
+        ([f"2024-01-{x:02d}" for x in range(1, 29)], "unbekannt"),
+        ([f"{x}.12.2024" for x in range(13, 32)], "k.A."),
+    ],
+)
+def test_one_that_is_written_otherwise_is_named_by_its_row(
+    usual: list[str], odd: str, tmp_path: Path
+) -> None:
+    lines = [f"{text};{number};{number % 3}" for number, text in enumerate([*usual, odd])]
+    path = written(tmp_path, "\n".join(["when;a;y", *lines]))
+    with pytest.raises(DataError, match=rf"column when, row {len(lines)}: '{re.escape(odd)}'"):
+        of(path, features=None).load(NUMBER)

@@ -147,6 +147,14 @@ def values(found: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.array([record["progression"] for record in found])
 
 
+def test_a_mean_of_short_floats_is_not_rounded_to_them(patients: Made, make: Make) -> None:
+    config = dataclasses.replace(patients.run.config, seed=5)
+    runs = [patients.folder, make("other seed", config, patients.data).folder]
+    each = [values(expt.predict(run, patients.data, amp="bf16")) for run in runs]
+    mean = values(expt.predict(runs, patients.data, amp="bf16"))
+    np.testing.assert_allclose(mean, np.mean(each, 0), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_folds_are_averaged_in_units_and_val_is_predicted_out_of_fold(
     folds: list[Path], patients: Made

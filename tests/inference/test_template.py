@@ -129,6 +129,43 @@ def test_what_no_prediction_fills_stays_as_it_is(
         filled(listed_photos, new, f"id,{row[1]},wrong,wrong too\np0,0.5,0.5,0.5\n")
 
 
+def test_ids_and_origins_are_no_predictions(patients: Made, tmp_path: Path) -> None:
+    header, *lines = patients.data.read_text().splitlines()[:3]
+    table = [
+        f"{header},no,city",
+        *(f"{line},{x},Ulm" for line, x in zip(lines, ["NA", "b"], strict=True)),
+    ]
+    given = tmp_path / "new.csv"
+    given.write_text("\n".join(table))
+    found = {one["no"]: one["progression"] for one in expt.predict(patients.folder, given)}
+    assert [*found] == ["NA", "b"]
+    _, *rows = filled(patients, given, "row,path,no,city,progression\n2,x,NA,null,0\n1,y,b,,0\n")
+    assert [row[:4] for row in rows] == [["2", "x", "NA", "null"], ["1", "y", "b", ""]]
+    assert [float(row[4]) for row in rows] == [*found.values()]
+    with pytest.raises(ConfigError, match="has no column but no"):
+        filled(patients, given, "no\nb\n")
+
+
+@pytest.mark.parametrize("names", [("row",), ("target",), ("target", "path")])
+def test_targets_may_be_called_as_an_origin_is(
+    names: tuple[str, ...], make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    data, given = tmp_path / "t.csv", tmp_path / "new.csv"
+    lines = [",".join(map(str, (x % 7, *(3 * (x % 7) + 20 for _ in names)))) for x in range(40)]
+    data.write_text("\n".join([",".join(["a", *names]), *lines]))
+    words = ("task=regression", "dataset=table", f"dataset.path={data}", "dataset.features=[a]")
+    targets = f"dataset.targets=[{','.join(names)}]"
+    made = make("-".join(names), configured(*SHORT, *words, targets, "model.hidden=[5]"), data)
+    given.write_text("id,a\nx,1\ny,5\n")
+    found = expt.predict(made.folder, given)
+    rows = filled(made, given, f"id,{','.join(names)}\ny{',0' * len(names)}\n")
+    expected = [found[1][f"{name} predicted"] for name in names]
+    assert rows[1] == ["y", *map(str, expected)]
+    if len(names) > 1:
+        with pytest.raises(ConfigError, match="nothing fills Path"):
+            filled(made, given, "id,target,Path\ny,0,0\n")
+
+
 @pytest.fixture(scope="session")
 def grades(make: Make, configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Rows of the classes 3 and 5."""

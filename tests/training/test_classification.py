@@ -142,6 +142,7 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
             (),
             "task.class_weights=balanced: needs the class of each sample before it is read",
         ),
+        ((1.0, 2.0), (), "task.class_weights: has 2 weights, and there are 3 classes"),
         (
             "balanced",
             (3, 0, 1),
