@@ -17,7 +17,7 @@ from expt.errors import ConfigError, first_line
 MIN_LENGTH, MIN_DIGITS = 4, 8
 """Shorter texts, and shorter numbers, are in too many others to be hidden."""
 _NUMBER = re.compile(r"[-+.eE\d]+")
-_NAME = re.compile(r"([^\W\d]+\d{0,2}/?)+")
+_NAME = re.compile(r"[A-Z]?[a-z]+\d{0,2}([_/][A-Z]?[a-z]+\d{0,2})*")
 """A word, such as `loss/val` or `resnet18`, which may be in a record for other reasons."""
 _texts: dict[str, str] = {}
 """From hidden texts to written ones. One for the process, since excepthooks write too."""
@@ -28,11 +28,15 @@ _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 
 def interpolations(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of unresolved settings that name a variable, and their texts."""
-    for path, text in leaves(settings):
-        if isinstance(text, str) and (
-            any(name in os.environ for name in _VARIABLE.findall(text)) or _COMPOSED.search(text)
-        ):
+    """Yield the dotted keys of unresolved settings that may hold a variable, and their texts.
+
+    That are those that name one, and those that refer to other keys if any does.
+    """
+    texts = {path: text for path, text in leaves(settings) if isinstance(text, str)}
+    named = [x for x in texts.values() if _VARIABLE.search(x) or _COMPOSED.search(x)]
+    for path, text in texts.items():
+        is_set = any(name in os.environ for name in _VARIABLE.findall(text))
+        if is_set or _COMPOSED.search(text) or (named and _REFERENCE.search(text)):
             yield path, text
 
 
@@ -47,7 +51,7 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
             if at == path and (_COMPOSED.search(text) or not _REFERENCE.search(text)):
                 if str(leaf) not in text:  # a default is no secret
                     _remember(leaf, text)
-            elif hidden(leaf) == leaf:
+            elif names and hidden(leaf) == leaf:
                 _remember(leaf, f"${{oc.env:{names[0]}}}")
 
 
@@ -83,18 +87,27 @@ def hidden_text(text: str, *, names: bool = True) -> str:
 def hidden(value: Any, found: Mapping[str, str] | None = None, path: str = "") -> Any:
     """Return a text, or a record, without the values of variables.
 
-    `found` are the interpolations of settings: their texts replace whatever they gave. In other
-    places of a record a value that is a name stays: metrics and datasets have such names.
+    `found` are the interpolations of settings: their texts replace whatever they gave, unless they
+    refer to other keys. In other places of a record a value that is a name stays: metrics and
+    datasets have such names.
     """
+    if found and path in found:
+        return found[path] if not _REFERENCE.search(found[path]) else _hidden_leaves(value)
     if isinstance(value, str) and not path:
         return hidden_text(value)
-    if found and path in found and not _REFERENCE.search(found[path]):
-        return found[path]
     if isinstance(value, Mapping):
         return {key: hidden(below, found, _below(path, key)) for key, below in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(hidden(x, found, _below(path, i)) for i, x in enumerate(value))
     return hidden_text(value, names=False) if isinstance(value, str) else value
+
+
+def _hidden_leaves(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _hidden_leaves(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_hidden_leaves, value))
+    return hidden_text(value) if isinstance(value, str) else value
 
 
 def said(error: BaseException) -> str:

@@ -207,6 +207,7 @@ class Column:
         number = len(rows)
         text = [*self.texts, ""][codes[first, place]]
         noun = f"written as {self.way}" if self.way else "a number"
+        fix = fix.replace("give it a number", "write it so") if self.way else fix
         if _COMMA.fullmatch(text) and not self.way:
             fix = "write a point as the decimal sign, and no sign between thousands"
         fault = f"{text[:40]!r} is not {noun}" if text else "has no value"
@@ -217,7 +218,7 @@ class Column:
     def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
         if self.way or len(self.parts) > 1:
-            return self.odd_rows(FIX, table, may_have_gaps=bool(self.way))
+            return self.odd_rows(_TEXTS if self.way else FIX, table, may_have_gaps=bool(self.way))
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             for kind, one, fix in (

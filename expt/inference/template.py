@@ -118,7 +118,7 @@ class Template:
 
     def _only(self, form: Feature, name: str, cells: Mapping[str, Any]) -> Fill | None:
         """Return the function of a column of any name: written as the template's examples are."""
-        examples, names = {*self.columns[name]} - {""}, form.names
+        examples, names = {*map(_with_point, self.columns[name])} - {""}, form.names
         if isinstance(form, Labels):
             return self._labels(name)
         if not isinstance(form, Classes):
@@ -142,6 +142,10 @@ class Template:
         return Fill(f"labels, {sign!r} between", lambda answer, _: sign.join(answer["labels"]))
 
 
+def _with_point(text: str) -> str:
+    return text.replace(".", "").replace(",", ".") if _COMMA.fullmatch(text) else text
+
+
 def _cell(name: str) -> Fill:
     return Fill(name, lambda _, cells: cells.get(name, ""))
 
@@ -154,10 +158,10 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
     for. Raise ConfigError where it has other columns.
     """
     rows, fills, columns = dict[str, dict[str, Any]](), template.filled, template.columns
-    commas = {name for name, texts in columns.items() if any(map(_COMMA.fullmatch, texts))}
+    has_commas = any(_COMMA.fullmatch(text) for texts in columns.values() for text in texts)
 
-    def written(name: str, cell: Any) -> Any:
-        return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
+    def written(cell: Any) -> Any:
+        return str(cell).replace(".", ",") if has_commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
@@ -188,5 +192,5 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         for place, key in enumerate(template.keys):
             kept = {name: columns[name][place] for name in (*template.kept, template.id)}
             filled = {**rows.get(key, {}), **kept}
-            writer.writerow(written(name, filled.get(name, "")) for name in columns)
+            writer.writerow(written(filled.get(name, "")) for name in columns)
         text.detach()

@@ -68,11 +68,8 @@ def main(points: int, folder: str, typed_at: float) -> None:
 
     class Simulated(sweep.Sweep):
         def open(self) -> SweepFolder:
-            self.machine = MACHINE
+            self.machine, cast(Any, self._launcher).runner = MACHINE, pool
             return super().open()
-
-        def _runner(self, observer: Observer) -> Pool:
-            return pool(observer)
 
     sweep.Sweep = Simulated  # type: ignore[misc]
     command.main(["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"])

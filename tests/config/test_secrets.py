@@ -114,3 +114,22 @@ def test_a_variable_that_is_gone_is_named(monkeypatch: Patch) -> None:
         secrets.restored({"a": ["${oc.env:EXPT_A}/x"]})
     left = {"a": ["${oc.env:EXPT_A}/x"]}
     assert secrets.restored(left, all_of_them=False) == left, "a model needs no path of its data"
+
+
+def test_a_key_that_refers_to_a_secret_holds_it_too(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("EXPT_WORD", "hunter")
+    model: dict[str, Any] = {
+        "token": "${oc.env:EXPT_WORD}",
+        "note": "${model.token}",
+        "loss": "hunter/val",
+    }
+    model |= {"deep": {"k": ["x ${model.token}", "y"]}, "url": "https://u:${model.note}@h"}
+    settings, found = composed(model=model)
+    hidden = secrets.hidden(settings, found)
+    assert "hunter" not in str({**hidden["model"], "loss": ""})
+    assert hidden["model"]["loss"] == "hunter/val"
+    assert secrets.restored(hidden) == settings
+    for token in ("hf_xY7kQ9zPqRtVbNm", "a1b2c3d4", "Xy12Zw34"):
+        monkeypatch.setenv("EXPT_A", token)
+        composed(a="${oc.env:EXPT_A}")
+        assert token not in str(secrets.hidden({"other": f"of {token}"}))
