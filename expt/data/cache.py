@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 LIMIT_GB = 50.0
 """The size of all decoded datasets together, without EXPT_CACHE_GB."""
-_FORMAT = 3  # raise it when the format of entries changes, or what is decided about columns
+_FORMAT = 3  # raise it when the format of entries or a rule on columns changes
 _NEW = ".new-"
 _NAME = re.compile(r".+-[0-9a-f]+\.[0-9a-f]+")
 """The name of an entry: a folder of another name is a person's."""
