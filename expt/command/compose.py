@@ -246,7 +246,7 @@ def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
     texts = {key: x for key, x in leaves.items() if isinstance(x, str) and "${" in x}
     variables = {
         key: text
-        for key, text in secrets.interpolations(texts)
+        for key, text in secrets.interpolations(leaves if texts else {})
         if may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
     }
     secrets.remember(variables)  # first, for an error may show them

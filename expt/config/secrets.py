@@ -24,20 +24,38 @@ _texts: dict[str, str] = {}
 _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*['\"]?(\w+)")
 _COMPOSED = re.compile(r"oc\.env:[^}]*\$\{")
 """The beginning of a variable whose name, or default, is another interpolation."""
+_PLAIN, _DEEPEST = re.compile(r"[\w./-]+"), 10
+"""A text that means the same within another interpolation; how far references are followed."""
 _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 
 def interpolations(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield the dotted keys of unresolved settings that may hold a variable, and their texts.
 
-    That are those that name one, and those that refer to other keys if any does.
+    References to other keys are replaced by the values of these, where those can be seen.
     """
-    texts = {path: text for path, text in leaves(settings) if isinstance(text, str)}
+    values = dict(leaves(settings))
+    texts = {path: _expanded(text, values) for path, text in values.items() if type(text) is str}
     named = [x for x in texts.values() if _VARIABLE.search(x) or _COMPOSED.search(x)]
     for path, text in texts.items():
         is_set = any(name in os.environ for name in _VARIABLE.findall(text))
         if is_set or _COMPOSED.search(text) or (named and _REFERENCE.search(text)):
             yield path, text
+
+
+def _expanded(text: str, values: Mapping[str, Any], depth: int = 0) -> str:
+    """Return an interpolation with the plain values of the keys that it refers to."""
+
+    def held(match: re.Match[str]) -> str:
+        value = values.get(match[0][2:-1].strip())
+        if isinstance(value, str) and depth < _DEEPEST:
+            value = _expanded(value, values, depth + 1)
+        is_plain = isinstance(value, str) and (
+            match[0] == text or "$" in value or _PLAIN.fullmatch(value)
+        )
+        return str(value) if is_plain else match[0]
+
+    return _REFERENCE.sub(held, text)
 
 
 def remember(found: Mapping[str, str], settings: Any = None) -> None:
@@ -51,7 +69,7 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
             if at == path and (_COMPOSED.search(text) or not _REFERENCE.search(text)):
                 if str(leaf) not in text:  # a default is no secret
                     _remember(leaf, text)
-            elif names and hidden(leaf) == leaf:
+            elif names and not _REFERENCE.search(text) and hidden(leaf) == leaf:
                 _remember(leaf, f"${{oc.env:{names[0]}}}")
 
 

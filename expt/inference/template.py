@@ -158,10 +158,12 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
     for. Raise ConfigError where it has other columns.
     """
     rows, fills, columns = dict[str, dict[str, Any]](), template.filled, template.columns
-    has_commas = any(_COMMA.fullmatch(text) for texts in columns.values() for text in texts)
+    commas = {name for name, texts in columns.items() if any(map(_COMMA.fullmatch, texts))}
+    if commas and template.table.separator != ",":  # else other columns show points
+        commas |= {name for name, texts in columns.items() if not any("." in x for x in texts)}
 
-    def written(cell: Any) -> Any:
-        return str(cell).replace(".", ",") if has_commas and type(cell) is float else cell
+    def written(name: str, cell: Any) -> Any:
+        return str(cell).replace(".", ",") if name in commas and type(cell) is float else cell
 
     def write(answers: Answers, form: Feature) -> None:
         for about, answer in zip(answers.about, form.answers(answers), strict=True):
@@ -192,5 +194,5 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
         for place, key in enumerate(template.keys):
             kept = {name: columns[name][place] for name in (*template.kept, template.id)}
             filled = {**rows.get(key, {}), **kept}
-            writer.writerow(written(filled.get(name, "")) for name in columns)
+            writer.writerow(written(name, filled.get(name, "")) for name in columns)
         text.detach()

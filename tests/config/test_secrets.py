@@ -133,3 +133,25 @@ def test_a_key_that_refers_to_a_secret_holds_it_too(monkeypatch: Patch) -> None:
         monkeypatch.setenv("EXPT_A", token)
         composed(a="${oc.env:EXPT_A}")
         assert token not in str(secrets.hidden({"other": f"of {token}"}))
+
+
+def test_a_key_that_refers_to_others_has_their_values_in_a_record() -> None:
+    model = {
+        "name": "table", "act": "ReLU", "size": 3,
+        "path": "${oc.env:EXPT_PIN}/${model.name}.csv",
+        "default": "${oc.env:EXPT_NONE,${model.act}}",
+        "which": "${oc.env:EXPT_${model.word}}", "word": "A",
+        "login": "${oc.decode:${oc.env:EXPT_LOGIN}}", "again": "${model.login}",
+        "open": "${model.name}-${model.act}", "far": "${model.path}", "number": "${model.size}",
+    }  # fmt: skip
+    settings, found = composed(model=model)
+    hidden = secrets.hidden(settings, found)
+    expected = {
+        **settings["model"],
+        "path": "${oc.env:EXPT_PIN}/table.csv",
+        "far": "${oc.env:EXPT_PIN}/table.csv",
+        "which": "${oc.env:EXPT_A}",
+        **dict.fromkeys(("login", "again"), "${oc.decode:${oc.env:EXPT_LOGIN}}"),
+    }
+    assert hidden["model"] == expected
+    assert secrets.restored(hidden) == settings
