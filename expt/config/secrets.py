@@ -6,6 +6,7 @@ value that a custom resolver makes of another key with a variable is not found. 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -102,30 +103,29 @@ def hidden_text(text: str, *, names: bool = True) -> str:
     return re.sub(pattern, lambda match: _texts[match[0]], text) if pattern else text
 
 
-def hidden(value: Any, found: Mapping[str, str] | None = None, path: str = "") -> Any:
+def hidden(value: Any, found: Mapping[str, str] | None = None) -> Any:
     """Return a text, or a record, without the values of variables.
 
     `found` are the interpolations of settings: their texts replace whatever they gave, unless they
     refer to other keys. In other places of a record a value that is a name stays: metrics and
     datasets have such names.
     """
-    if found and path in found:
-        return found[path] if not _REFERENCE.search(found[path]) else _hidden_leaves(value)
-    if isinstance(value, str) and not path:
+    if isinstance(value, str):
         return hidden_text(value)
-    if isinstance(value, Mapping):
-        return {key: hidden(below, found, _below(path, key)) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(hidden(x, found, _below(path, i)) for i, x in enumerate(value))
-    return hidden_text(value, names=False) if isinstance(value, str) else value
+    return _hidden(value, found or {}, "")
 
 
-def _hidden_leaves(value: Any) -> Any:
+def _hidden(value: Any, found: Mapping[str, str], path: str, *, names: bool = False) -> Any:
+    if path in found:
+        if not _REFERENCE.search(found[path]):
+            return found[path]
+        names = True
+    below = functools.partial(_hidden, found=found, names=names)
     if isinstance(value, Mapping):
-        return {key: _hidden_leaves(below) for key, below in value.items()}
+        return {key: below(x, path=_below(path, key)) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_hidden_leaves, value))
-    return hidden_text(value) if isinstance(value, str) else value
+        return type(value)(below(x, path=_below(path, i)) for i, x in enumerate(value))
+    return hidden_text(value, names=names) if isinstance(value, str) else value
 
 
 def said(error: BaseException) -> str:

@@ -19,10 +19,9 @@ from expt.late import np, pa
 if TYPE_CHECKING:
     from expt.data.table_files import Table
 
-FIX = "give it a number, or remove the row"
 _NO_VALUE = "has no value, and had one in each row of training"
 _FILLED = {"median", "categories"}
-_TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
+_TEXTS = "or empty the cell, or if these are categories use dataset.categories"
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
@@ -195,6 +194,11 @@ class Column:
         names = {x: x for x in self.texts} if self.known else _booleans(self.texts)
         self.texts_as([places.get(names[x], places.get(x.casefold(), 0.0)) for x in self.texts])
 
+    @property
+    def remedy(self) -> str:
+        """The advice for a cell that is not written as the others."""
+        return "write it so" if self.way else "give it a number"
+
     def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
         odd = [bool(self.way) or text.casefold() not in _FLAGS for text in self.texts]
@@ -207,7 +211,6 @@ class Column:
         number = len(rows)
         text = [*self.texts, ""][codes[first, place]]
         noun = f"written as {self.way}" if self.way else "a number"
-        fix = fix.replace("give it a number", "write it so") if self.way else fix
         if _COMMA.fullmatch(text) and not self.way:
             fix = "write a point as the decimal sign, and no sign between thousands"
         fault = f"{text[:40]!r} is not {noun}" if text else "has no value"
@@ -218,7 +221,8 @@ class Column:
     def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
         if self.way or len(self.parts) > 1:
-            return self.odd_rows(_TEXTS if self.way else FIX, table, may_have_gaps=bool(self.way))
+            fix = f"{self.remedy}, {_TEXTS if self.way else 'or remove the row'}"
+            return self.odd_rows(fix, table, may_have_gaps=bool(self.way))
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             for kind, one, fix in (
@@ -228,7 +232,7 @@ class Column:
                 if all(map(one.fullmatch, some)):
                     return f" holds {kind} ({some[0]}); {fix}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
-                return self.odd_rows(_TEXTS, table, may_have_gaps=True)
+                return self.odd_rows(f"{self.remedy}, {_TEXTS}", table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
             there, fix = f"{len(self.texts)} or more", "give it fewer"
             if len(self.texts) < self._most:

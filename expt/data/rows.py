@@ -14,7 +14,6 @@ from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.checksums import state_of
 from expt.data.columns import (
-    FIX,
     Column,
     are_numbers,
     base,
@@ -378,9 +377,10 @@ def _answers(
         if wanted.learns and (wanted.texts or wanted.features != ()):
             check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
-    fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
+    more = "or remove the row, or use task=classification for classes"
+    fixes = {x: _LABELS if wanted.takes is Labels else f"{x.remedy}, {more}" for x in targets}
     dates = {x.name: " holds dates, which are no targets" for x in targets if is_date(x.way)}
-    refuse(path, {**{x.name: x.odd_rows(fix, table) for x in targets}, **dates})
+    refuse(path, {**{x.name: x.odd_rows(fix, table) for x, fix in fixes.items()}, **dates})
     for each in targets:
         each.number()
         if wanted.takes is Labels:
