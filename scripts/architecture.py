@@ -41,9 +41,9 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_926, 244, 51_615
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_942, 244, 51_618
 MAX_LINES = {
-    "command": 6_736, "config": 3_857, "dashboards": 1_869, "data": 10_641, "features": 1_144,
+    "command": 6_740, "config": 3_857, "dashboards": 1_869, "data": 10_655, "features": 1_144,
     "inference": 2_317, "launch": 3_101, "models": 1_473, "planning": 275, "python": 716,
     "runs": 6_381, "search": 1_627, "tasks": 1_729, "training": 3_769, "worker": 4_883,
 }  # fmt: skip

@@ -63,10 +63,9 @@ class Composer:
         self._folders = [*own, conf_dir()]
         is_place = ("hydra.run.", "hydra.sweep.")
         self._places = [word for word in hydra_words if word.startswith(is_place)]
-        self._hydra_words = [word for word in hydra_words if word not in self._places]
-        if own:
-            urls = (quoted(f"file://{folder.resolve()}") for folder in own)
-            self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
+        self._of_hydra = [word for word in hydra_words if word not in self._places]
+        urls = ",".join(quoted(f"file://{folder.resolve()}") for folder in own)
+        self._hydra_words = [*self._of_hydra, *([f"hydra.searchpath=[{urls}]"] if own else [])]
         self._kept = Kept({}, {}) if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None
 
@@ -199,7 +198,8 @@ class Composer:
         try:
             yield
         except hydra_part.COMPOSING as error:
-            raise hydra_part.as_config_error(error, words, self._folders) from error
+            every = [*self._of_hydra, *words]
+            raise hydra_part.as_config_error(error, every, self._folders) from error
 
 
 class _Base:

@@ -23,7 +23,10 @@ from expt.config.keys import flat
 from expt.errors import ConfigError, first_line, warn
 from expt.runs.overrides import key_of, unquoted
 
-COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
+COMPOSING = (
+    *(HydraException, OmegaConfBaseException, yaml.YAMLError),
+    *(ValueError, AssertionError, RecursionError),
+)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """Beginnings of the keys that only a sweep has."""
@@ -65,7 +68,8 @@ def as_config_error(
         fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
-    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
+    # of a file that is not UTF-8, of a choice, or below a key that is null; it names none
+    if isinstance(error, ValueError | AssertionError):
         where = folders if isinstance(error, UnicodeDecodeError) else words
         text = f"{' '.join(map(str, where))}: {text}"
     cause = first_line(error.__cause__ or error)

@@ -117,7 +117,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
             hint = did_you_mean(str(value), names)
             return _Line(f"{key}={value}: not one of {', '.join(names)}.{hint}", rule, value)
     text = _pydantic_s(problem)
-    if rule in ("dict_type", "tuple_type"):
+    if rule in ("dict_type", "tuple_type", *_MISSING):
         text += f", e.g. {keys.example_of(path)}"
     _, _, wanted = text.partition(_SHOULD_BE)
     return _Line(f"{key}={shown}: {text}", rule, value, wanted, of_element)
@@ -132,9 +132,8 @@ def _of_unknown_key(
     near = "".join(f" Did you mean '{each}'?" for each in _near(path, node, root))
     if len(path) > 1 or not isinstance(value, Mapping):
         return f"{key}={shown}: there is no such key.{near}"
-    if near:
-        return f"{key}: there is no such key.{near}"
-    return f"{key}: there is no such key; a group's own YAML begins with # @package _global_"
+    fix = "YAML of experiments, or of a group of your own, begins with # @package _global_"
+    return f"{key}: there is no such key.{near} {fix}"
 
 
 def _near(path: list[str], node: Mapping[str, Any], root: Any) -> list[str]:

@@ -209,8 +209,7 @@ def as_typed(node: Any) -> Any:
         return [as_typed(each) for each in node]
     if not isinstance(node, Mapping):
         return node
-    found = {key: as_typed(value) for key, value in node.items()}
-    if not {"target", "kwargs"} <= found.keys():
-        return found
-    found.pop("name", None)
-    return {"_target_": found.pop("target"), **found.pop("kwargs"), **found}
+    if node.get("name") != "_target_":
+        return {key: as_typed(value) for key, value in node.items()}
+    others = {key: value for key, value in node.items() if key not in ("name", "target", "kwargs")}
+    return {"_target_": node["target"], **node["kwargs"], **as_typed(others)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import shlex
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,12 @@ from expt.errors import DataError
 
 _HEAD = 4096
 """Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins with UTF-16's
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 _PACKED = {
     b"\x1f\x8b": "is compressed; unpack it, e.g. gunzip --keep {}",
@@ -26,7 +33,7 @@ def head_of(path: Path) -> bytes:
         head = file.read(_HEAD)
     for begin, fault in _PACKED.items():
         if head.startswith(begin):
-            raise DataError(f"{path}: {fault.format(path.name)}")
+            raise DataError(f"{path}: {fault.format(shlex.quote(str(path)))}")
     return head
 
 
@@ -52,27 +59,27 @@ def refuse_unreadable(path: object) -> Iterator[None]:
 
 
 def not_utf8(path: Path) -> DataError:
-    """Return the error for a file that is not UTF-8: where, and a command that converts it."""
-    content, encoding = path.read_bytes(), "utf-16"
-    at = content.find(b"\0", 0, _HEAD)
-    if at >= 0 and content.count(b"\0") < len(content) / 4:
-        line, name = content.count(b"\n", 0, at) + 1, path.name
-        fix = f"remove it, such as tr -d '\\000' < {name} > clean_{name}"
-        return DataError(f"{path}: holds a zero byte at byte {at}, in line {line}; {fix}")
-    if at < 0:
+    """Return the error for a file that is not UTF-8: where, and a command that mends it."""
+    content = path.read_bytes()
+    at, marks = content.find(b"\0", 0, _HEAD), [*filter(content.startswith, _MARKS)]
+    if marks:
+        encoding, at = _MARKS[marks[0]], max(at, 0)
+    elif at < 0:
+        encoding = "windows-1252"  # latin1 and, where that has no letters, more of them
         try:
             content.decode()
         except UnicodeDecodeError as error:
             at = error.start
-        if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            encoding = "windows-1252"  # latin1 and, where that has no letters, more of them
-    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        encoding = "utf-32"
-    fix = f"iconv -f {encoding} -t utf8 {path.name} > utf8_{path.name}"
+    elif content.count(b"\0") >= len(content) / 4:
+        encoding = "utf-16"
+    else:
+        encoding = ""
+    fault, fix, new = "is not UTF-8", f"convert it, such as iconv -f {encoding} -t utf8", "utf8"
+    if not encoding:
+        fault, fix, new = "holds a zero byte", "remove it, such as tr -d '\\000' <", "clean"
     line = content.count(b"\n", 0, at) + 1
-    return DataError(
-        f"{path}: is not UTF-8 at byte {at}, in line {line}; convert it, such as {fix}"
-    )
+    old, made = (shlex.quote(str(each)) for each in (path, path.with_name(f"{new}_{path.name}")))
+    return DataError(f"{path}: {fault} at byte {at}, in line {line}; {fix} {old} > {made}")
 
 
 def composed(text: str) -> str:

@@ -92,6 +92,7 @@ def test_a_mapping_that_was_null_takes_further_keys(more: str) -> None:
         ("hydra.job.chdir=true", "hydra.job.chdir=true"),
         ("-m seed=0,1 hydra.job.chdir=true", "hydra.job.chdir=true"),
         ("experiment=moves --config-dir own", "hydra.job.chdir=true"),
+        ("hydra.sweeper.params.seed=1", "hydra.sweeper.params.seed=1"),
     ],
 )
 def test_what_would_be_ignored_is_refused(words: str, key: str) -> None:

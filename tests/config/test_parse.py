@@ -313,7 +313,8 @@ def test_what_checks_a_configuration_is_made_once(monkeypatch: Patch) -> None:
 
 
 def test_a_record_is_read_as_yaml_writes_it() -> None:
-    own = "{_target_: a.B, name: x, width: 3, more: {kwargs: 1}}"
+    more = {"target": "a.F", "kwargs": {"n": 1}, "name": "y"}  # as a record has a class, but own
+    own = f"{{_target_: a.B, name: x, width: 3, more: {constraints.typed(more)}}}"
     words = (
         f"model={own}",
         "+dataset.x=1",
@@ -323,5 +324,5 @@ def test_a_record_is_read_as_yaml_writes_it() -> None:
     )
     config = parse(composed(*words), Machine(gpus=(), cpus=2))
     again = parsing.as_typed(shown(config))
-    assert again["model"] == {"_target_": "a.B", "name": "x", "width": 3, "more": {"kwargs": 1}}
+    assert again["model"] == {"_target_": "a.B", "name": "x", "width": 3, "more": more}
     assert parse(settings_of(again), Machine(gpus=(), cpus=2)) == config

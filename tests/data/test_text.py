@@ -239,6 +239,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told(
         (LINES.encode("utf-16"), 3, "utf-16"),
         (LINES.encode("utf-16-le"), 1, "utf-16"),
         (LINES.encode("utf-32"), 2, "utf-32"),
+        (("\u732b\u3068\u72ac" * 99 + "\n").encode("utf-16"), 597, "utf-16"),
     ],
 )
 def test_a_text_that_is_no_utf8_is_refused_by_its_byte(
