@@ -125,8 +125,11 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        tables = (*filter(os.path.isdir, self.files), *folders.of_suffix(self.files, self.suffixes))
-        self._opened = [*map(self._open, tables)]
+        self._opened = [
+            self._open(file)
+            for file in self.files
+            if os.path.isdir(file) or file.lower().endswith(self.suffixes)
+        ]
 
     def take(self, texts: Sequence[str]) -> None:
         """Take texts by themselves. Raise ConfigError where the model does not."""

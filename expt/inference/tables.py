@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from expt.data.columns import (
     base,
@@ -31,6 +31,12 @@ from expt.late import np, pa, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from expt.data.table_source import Encoder
+
+
+_Wrong: TypeAlias = Mapping[int, str]
+_Unknown: TypeAlias = Mapping[str, Counter[str]]
+
 
 class _Opened(NamedTuple):
     """A table with the model's columns."""
@@ -43,14 +49,143 @@ class _Opened(NamedTuple):
     uses: Uses = Uses()
 
 
-class Rows(Inputs):
-    """Rows of a table: columns by name, texts and gaps as in training."""
+class _Batch(NamedTuple):
+    """Some rows that follow each other in a table."""
+
+    rows: range
+    """Their numbers, from 0."""
+    values: Any
+    """Those of rows that are not damaged."""
+    places: Mapping[int, int]
+    """The place of a row among these, by its number."""
+    wrong: Mapping[int, str]
+    """Why a row can't be used, by its number."""
+    others: Mapping[str, Sequence[str]]
+    """The cells of other columns, by their names among the answers."""
+
+
+class TableInputs(Inputs):
+    """Rows of tables, whose columns are found by name."""
+
+    @property
+    def _encoded(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.feature.encoded if isinstance(self.feature, Columns) else {}
+
+    def _files_of(self, path: Path) -> list[str]:
+        """Return the files, or the folder where folders `key=value` have a column of the model."""
+        found = super()._files_of(path)
+        below = (Path(file).relative_to(path).parts[:-1] for file in found if path.is_dir())
+        keys = {part.partition("=")[0] for parts in below for part in parts if "=" in part}
+        if not (needed := keys.intersection(self._bases().values())):
+            return found
+        has_them = found[0].endswith(".npy") or needed <= {*open_table(Path(found[0])).names}
+        return found if has_them else [str(path)]
+
+    def _bases(self) -> dict[str, str]:
+        """Return the column that each feature is made from."""
+        return {x: base(x, self._encoded.get(x, {}).get("way", "")) for x in self.feature.names}
+
+    def _open(self, path: str) -> _Opened:
+        """Return the table. Raise ConfigError where the model's columns are not there."""
+        table, wanted = open_table(Path(path)), self.feature.names
+        columns = {x: x if x in table.names else y for x, y in self._bases().items()}
+        taken = [name for name in dict.fromkeys(columns.values()) if name in table.names]
+        if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
+            raise DataError(f"{path}: has no rows; give it some")
+        parts = [part for name in taken for part in self._parts(name, first.column(name))]
+        if missing := next((name for name in wanted if name not in parts), None):
+            missing = missing if columns[missing] in table.names else columns[missing]
+            raise ConfigError(
+                f"{path}: has no column {missing}, which the model takes; it has"
+                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
+            )
+        return _Opened(table, taken, [*map(parts.index, wanted)])
+
+    @property
+    def size(self) -> int | None:
+        sizes = [opened.table.size for opened in self._opened]
+        return sum(sizes) if all(sizes) else None
+
+    @functools.cached_property
+    def columns(self) -> Mapping[str, str]:
+        """See Inputs."""
+        known = self.targets.columns
+        tables = ((opened.table.names, {*opened.taken, *known}) for opened in self._opened)
+        others = {name: name for names, taken in tables for name in names if name not in taken}
+        return new_names(others, ("path", "row"))
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield the rows that can be used, and why others can't, of `size` rows at a time.
+
+        Their origin has all tables' `columns`, empty where a table lacks one.
+        """
+        for path, opened in zip(self.files, self._opened, strict=True):
+            unknown = collections.defaultdict[str, Counter[str]](Counter)
+            for batch in self._batches(opened, unknown):
+                for rows in (batch.rows[at : at + size] for at in range(0, len(batch.rows), size)):
+                    yield self._piece(path, batch, rows)
+            for name, texts in unknown.items():
+                warn(f"{path}: {self._unknown(name, texts)}")
+
+    def _batches(self, opened: _Opened, unknown: dict[str, Counter[str]]) -> Iterator[_Batch]:
+        """Yield all rows of a table, and count the texts that no training row has."""
+        table, taken, _, uses = opened
+        others = [name for name in self.columns if name in {*table.names}.difference(taken)]
+        begin, damaged = 0, dict[int, str]()
+        for batch in table.batches([*taken, *others], damaged, uses._replace(kept=others)):
+            rows = range(begin, begin + batch.num_rows)
+            wrong = {row: damaged[row] for row in rows if row in damaged}
+            whole = [row for row in rows if row not in damaged]
+            kept = pa.array([row - begin for row in whole], pa.int64())
+            columns = {x: batch.column(x).take(kept) if wrong else batch.column(x) for x in taken}
+            values, unfit, new = self._read(columns, opened)
+            for name, texts in new.items():
+                unknown[name] += texts
+            wrong |= {whole[place]: why for place, why in unfit.items()}
+            places = {row: place for place, row in enumerate(whole)}
+            cells = {name: [""] * len(rows) for name in self.columns.values()}
+            cells |= {self.columns[x]: texts_of(batch.column(x)) for x in others}
+            yield _Batch(rows, values, places, wrong, cells)
+            begin = rows.stop
+
+    def _piece(self, path: str, batch: _Batch, rows: range) -> Piece:
+        begin, wrong, others = batch.rows.start, batch.wrong, batch.others
+        good = [row for row in rows if row not in wrong]
+        skipped = [f"{path}: row {row + 1}: {wrong[row]}" for row in rows if row in wrong]
+        about: list[Mapping[str, str | int]] = [
+            {"path": path, "row": row + 1, **{x: others[x][row - begin] for x in others}}
+            for row in good
+        ]
+        places = [batch.places[row] for row in good]
+        samples, targets = self._chosen(batch.values, places) if good else ((), None)
+        return Piece(about, samples, skipped, targets)
+
+    def _unknown(self, name: str, texts: Counter[str]) -> str:
+        is_text = "categories" in self._encoded.get(name, {})
+        several = texts.total()
+        return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
+
+    def _parts(self, name: str, cells: Any) -> Sequence[str]:
+        """Return the names of the values that a column becomes."""
+        return [name]
+
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
+        """Return values, why rows can't be used, and how often a column has unknown texts."""
+        raise NotImplementedError
+
+    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+        """Return the samples at these places, and the targets that they imply."""
+        raise NotImplementedError
+
+
+class Rows(TableInputs):
+    """Rows of numbers: texts and gaps as in training."""
 
     noun, suffixes, below = "row", (*SUFFIXES, ".npy"), (*SUFFIXES, ".npy")
     feature: Columns
 
     @functools.cached_property
-    def _encode(self) -> Any:
+    def _encoder(self) -> Encoder:
         from expt.data.table_source import Encoder
 
         feature = self.feature
@@ -66,7 +201,7 @@ class Rows(Inputs):
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
         if rows.dim() != 2 or rows.shape[1] != number:
             raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
-        encoded: Tensor = self._encode(rows.cpu()).float()
+        encoded: Tensor = self._encoder(rows.cpu()).float()
         return encoded.to(self.device)
 
     def _coded(self, given: Any) -> np.ndarray:
@@ -100,46 +235,13 @@ class Rows(Inputs):
                 raise ConfigError(f"column {name}: {first_line(error)}") from error
             return pa.array([*map(text_of, cells)], pa.string())
 
-    def _unknown(self, name: str, texts: Counter[str]) -> str:
-        is_text = "categories" in self.feature.encoded.get(name, {})
-        several = texts.total()
-        return unknown_texts(name, texts, several) if is_text else filled_gaps(name, several)
-
-    def _files_of(self, path: Path) -> list[str]:
-        """Return the files, or the folder where folders `key=value` have a column of the model."""
-        found = super()._files_of(path)
-        below = (Path(file).relative_to(path).parts[:-1] for file in found if path.is_dir())
-        keys = {part.partition("=")[0] for parts in below for part in parts if "=" in part}
-        if not (needed := keys.intersection(self._bases().values())):
-            return found
-        has_them = found[0].endswith(".npy") or needed <= {*open_table(Path(found[0])).names}
-        return found if has_them else [str(path)]
-
-    def _bases(self) -> dict[str, str]:
-        """Return the column that each feature is made from."""
-        encoded = getattr(self.feature, "encoded", {})
-        return {x: base(x, encoded.get(x, {}).get("way", "")) for x in self.feature.names}
-
     def _open(self, path: str) -> _Opened:
-        """Return the table. Raise ConfigError where the model's columns are not there."""
-        if path.lower().endswith(".npy"):
-            return self._open_array(path)
-        table, wanted = open_table(Path(path)), self.feature.names
-        columns = {x: x if x in table.names else y for x, y in self._bases().items()}
-        taken = [name for name in dict.fromkeys(columns.values()) if name in table.names]
-        if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
-            raise DataError(f"{path}: has no rows; give it some")
-        parts = [part for name in taken for part in self._parts(name, first.column(name))]
-        if missing := next((name for name in wanted if name not in parts), None):
-            missing = missing if columns[missing] in table.names else columns[missing]
-            raise ConfigError(
-                f"{path}: has no column {missing}, which the model takes; it has"
-                f" {listed(table.names, 20)}.{did_you_mean(missing, table.names)}"
-            )
-        return _Opened(table, taken, [*map(parts.index, wanted)])
+        """Return the table, or the rows of an array, whose columns have no names but their order.
 
-    def _open_array(self, path: str) -> _Opened:
-        """Return the rows of an array, whose columns have no names but their order."""
+        Raise ConfigError where the model's columns are not there.
+        """
+        if not path.lower().endswith(".npy"):
+            return super()._open(path)
         if self.feature.encoded:
             raise ConfigError(f"{path}: the run's columns are found by name; give a table")
         with reading(Path(path)):
@@ -150,71 +252,18 @@ class Rows(Inputs):
             raise ConfigError(f"{path}: has {width} columns, and the model takes {wanted}")
         return _Opened(table, table.names, range(width))
 
-    @property
-    def size(self) -> int | None:
-        sizes = [one.table.size for one in self._opened]
-        return sum(sizes) if all(sizes) else None
-
-    @functools.cached_property
-    def columns(self) -> Mapping[str, str]:
-        """See Inputs."""
-        known = self.targets.columns
-        tables = ((one.table.names, {*one.taken, *known}) for one in self._opened)
-        others = {name: name for names, taken in tables for name in names if name not in taken}
-        return new_names(others, ("path", "row"))
-
-    def pieces(self, size: int) -> Iterator[Piece]:
-        for path, opened in zip(self.files, self._opened, strict=True):
-            yield from self._rows_of(path, opened, size)
-
-    def _rows_of(self, path: str, opened: _Opened, size: int) -> Iterator[Piece]:
-        """Yield rows; those without a finite number of float32 in each column are skipped.
-
-        Their origin has all tables' `columns`, empty where a table lacks one.
-        """
-        new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
-        own = self.columns
-        (table, taken, order, uses), done = opened, 0
-        others = [name for name in own if name in table.names and name not in taken]
-        uses = uses._replace(kept=others)
-        for batch in table.batches([*taken, *others], damaged, uses):
-            columns = {name: batch.column(name) for name in taken}
-            values, wrong, unknown = self._read(columns)
-            values = values[:, order]
-            lost = sum(done <= row < done + batch.num_rows for row in damaged)
-            for name, counted in unknown.items():
-                counted[""] -= lost  # such a row is one of gaps
-                new[name] += counted
-            cells = {name: [""] * batch.num_rows for name in own.values()}
-            cells |= {own[x]: texts_of(batch.column(x)) for x in others}
-            wrong |= {row - done: why for row, why in damaged.items() if row >= done}
-            for start in range(0, batch.num_rows, size):
-                places = range(start, min(start + size, batch.num_rows))
-                good = [place for place in places if place not in wrong]
-                about: list[Mapping[str, str | int]] = [
-                    {"path": path, "row": done + at + 1, **{x: cells[x][at] for x in cells}}
-                    for at in good
-                ]
-                why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
-                yield self._piece(about, values[good], [f"{path}: {each}" for each in why])
-            done += batch.num_rows
-        for name, counted in new.items():
-            if not counted:
-                continue
-            warn(f"{path}: {self._unknown(name, counted)}")
-
     def _parts(self, name: str, cells: Any) -> Sequence[str]:
         """Return the names of the numbers that a column becomes; a date is several."""
         column = known_column(name, self.feature.encoded)
         column.read(cells)
         return column.parts
 
-    def _read(self, columns: Mapping[str, Any]) -> Any:
-        """Return new rows [N, K], why some can't be used, and unknown texts."""
-        return read_as_known(columns, self.feature.encoded, self.feature.filled)
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
+        values, wrong, unknown = read_as_known(columns, self.feature.encoded, self.feature.filled)
+        return values[:, opened.order], wrong, unknown
 
-    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str]) -> Piece:
-        return Piece(about, rows, skipped)
+    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+        return values[places], None
 
 
 class Texts(Inputs):
@@ -257,15 +306,15 @@ def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
         yield tokens[start : start + context + 1].astype(np.int64)
 
 
-class TextRows(Rows):
+class TextRows(TableInputs):
     """Texts by themselves, or those of a table's columns by name."""
 
     noun, suffixes, below = "text", SUFFIXES, SUFFIXES
-    feature: Text  # type: ignore[assignment]
+    feature: Text
     _taken: Sequence[str] = ()
 
-    def _encode(self, columns: Sequence[Sequence[Any]]) -> Any:
-        """Return the inputs and the following tokens of rows, given by column."""
+    def _encode(self, columns: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+        """Return the inputs and the following tokens of texts, given by column."""
         from expt.data import texts
         from expt.data.tokenizer import Tokenizer
 
@@ -298,34 +347,30 @@ class TextRows(Rows):
             raise ConfigError(f"--text: give a table with {names}, which the model takes")
         self._taken = texts
 
+    @property
+    def size(self) -> int | None:
+        rows = super().size
+        return None if rows is None else rows + len(self._taken)
+
     def pieces(self, size: int) -> Iterator[Piece]:
-        """Yield texts with the other columns of their table, such as an ID."""
+        """Yield texts, then rows with the other columns of their table, such as an ID."""
         for start in range(0, len(self._taken), size):
-            some = self._taken[start : start + size]
-            yield self._piece([{"text": each} for each in some], np.array(some, object)[:, None])
+            texts = self._taken[start : start + size]
+            inputs, following = self._encode([texts])
+            yield Piece([{"text": text} for text in texts], inputs, targets=following)
         yield from super().pieces(size)
 
     def _open(self, path: str) -> _Opened:
         opened = super()._open(path)
         return opened._replace(uses=Uses(texts=opened.taken))
 
-    def _parts(self, name: str, cells: Any) -> Sequence[str]:
-        return [name]
-
-    def _read(self, columns: Mapping[str, Any]) -> Any:
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
         from expt.data.texts import cells_of
 
-        cells = [cells_of(each, name) for name, each in columns.items()]
-        rows = np.empty((len(cells[0]), len(cells)), object)
-        for place, each in np.ndindex(rows.shape):
-            rows[place, each] = cells[each][place]
-        return rows, dict[int, str](), dict[str, Counter[str]]()
+        return [cells_of(cells, name) for name, cells in columns.items()], {}, {}
 
-    def _piece(self, about: Sequence[Any], rows: np.ndarray, skipped: Sequence[str] = ()) -> Piece:
-        if not len(rows):
-            return Piece(about, (), skipped)
-        inputs, following = self._encode(rows.T.tolist())
-        return Piece(about, inputs, skipped, following)
+    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+        return self._encode([[texts[place] for place in places] for texts in values])
 
 
 _BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {

@@ -120,6 +120,17 @@ def test_texts_are_data_whatever_they_look_like(tmp_path: Path, bert: Path) -> N
     assert (len(piece.about), piece.skipped) == (7, [])
 
 
+def test_the_number_of_texts_counts_those_by_themselves(tmp_path: Path, bert: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", ["text", "y"], [("w1", 0), ("w2", 1), ("w3", 2)])
+    rows = TextRows(of(path, bert), facade.built(of(path, bert), NUMBER).info.features)
+    rows.take(["w4", "w5"])
+    assert rows.size == 2
+    parquet.write_table(pa.table({"text": ["w1", "w2", "w3"]}), tmp_path / "t.parquet")
+    rows.open([tmp_path / "t.parquet"])
+    assert rows.size == 5
+    assert sum(len(piece.about) for piece in rows.pieces(2)) == 5
+
+
 def test_the_first_row_that_cannot_be_read_is_shown(tmp_path: Path, causal: Path) -> None:
     said = json.dumps([{"role": "assistant", "content": "w1"}])
     path = write_csv(tmp_path / "t.csv", ["chat", "n"], [[said, 1], ["w2 {", 2], [said, 3]])

@@ -205,6 +205,26 @@ def test_a_folder_of_folders_is_a_table_as_in_training(patients: Made, tmp_path:
     assert [record["progression"] for record in found] == pytest.approx(in_order, rel=1e-5)
 
 
+def test_a_folder_that_is_a_table_keeps_its_place_among_files(
+    patients: Made, tmp_path: Path
+) -> None:
+    header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
+    place, expected = header.index("sex"), patients_by_hand(patients)[:6]
+    names, bad = [*header[:place], *header[place + 1 :]], ",".join("x" * 30)
+    folder = tmp_path / "hive" / f"sex={lines[5][place]}"
+    folder.mkdir(parents=True)
+    rest = [*lines[5][:place], *lines[5][place + 1 :]]
+    (folder / "a.csv").write_text("\n".join([",".join(names), ",".join(rest), bad]))
+    (tmp_path / "a.csv").write_text("\n".join(map(",".join, [header, *lines[:5]])))
+    paths = [tmp_path / "a.csv", tmp_path / "hive"]
+    for given, order in ((paths, [*range(6)]), (paths[::-1], [5, *range(5)])):
+        found = expt.predict(patients.folder, given)
+        assert [answer["path"] for answer in found] == [str(paths[at == 5]) for at in order]
+        wanted = [expected[at] for at in order]
+        assert [answer["progression"] for answer in found] == pytest.approx(wanted, rel=1e-5)
+        assert found.skipped == [f"{paths[1]}: row 2: has 30 cells for 10 columns"]
+
+
 def test_columns_are_found_by_name_in_every_kind_of_table(
     patients: Made, tmp_path: Path, capsys: Capture
 ) -> None:
