@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -127,6 +128,11 @@ def facts(path: str) -> dict[str, str]:
         text = Path(path).read_text(encoding="utf-8")
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def for_child() -> dict[str, str]:
+    """Return the environment of a new Python that imports from where this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def umask() -> int:

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import connection
 from pathlib import Path
 
-from expt import registry, signals
+from expt import machine, registry, signals
 from expt.config.schema import RunConfig
 from expt.errors import WARNING, require, warn
 from expt.runs.provenance import program
@@ -73,6 +74,7 @@ class _Process:
         self._is_told = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "expt.dashboards.sender", name, str(folder.absolute())],
+            env=machine.for_child(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -80,6 +82,7 @@ class _Process:
             errors="replace",
             start_new_session=True,  # Ctrl-C is the command's to tell
         )
+        self._alive = os.pidfd_open(self._process.pid)  # ready once it has ended
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
@@ -104,12 +107,12 @@ class _Process:
 
     def wait(self, end: float) -> None:
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, end + 0.5 - time.monotonic()))
+            connection.wait([self._alive], max(0.0, end + 0.5 - time.monotonic()))
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(PermissionError):  # before its pid may be another's
                 os.killpg(self._process.pid, signal.SIGKILL)  # and the processes of its client
             self._process.wait()
+            os.close(self._alive)
         self._reader.join(1.0)
         for line in self._said:
             if line.startswith(AT):

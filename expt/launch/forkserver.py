@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from expt import signals
+from expt import machine, signals
 from expt.errors import RunFailed
 
 WORKER_MODULES = ("expt.launch.preload",)
@@ -66,10 +66,9 @@ def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], obj
     imports from where this process does. The order of a set is the same in all commands.
     """
     program = "import sys; from expt.launch import forkserver; forkserver.main(sys.argv[1:])"
-    path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(control), str(alive), *modules],
-        env={"PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path},
+        env={"PYTHONHASHSEED": "0", **machine.for_child()},
         stdin=subprocess.DEVNULL,
         pass_fds=(control, alive),
         start_new_session=True,

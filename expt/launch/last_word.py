@@ -9,6 +9,7 @@ the cause. It imports nothing before.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -19,15 +20,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expt.runs.paths import RunPaths
 
-FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""The signals that Python's faulthandler writes to the log, by their names in C."""
+FATAL = {
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,  # with a hyphen from Python 3.13 on
+    "Illegal instruction": signal.SIGILL,
+}
+"""The signals by the names that Python's faulthandler writes to the log."""
+MAX_BYTES = 1 << 20
+"""Bytes at a log's end that are read: each thread's stack may be below the signal's name."""
 
 
 @contextlib.contextmanager
 def kept(folder: Path, attempt: int) -> Iterator[None]:
     """Have the record in `folder` ended, however this process ends in the body."""
+    from expt import machine
+
     process = subprocess.Popen(
         [sys.executable, "-m", "expt.launch.last_word", str(folder.absolute()), str(attempt)],
+        env=machine.for_child(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the launcher waits for its own to be closed
         stderr=subprocess.DEVNULL,
@@ -68,23 +80,37 @@ def write_end(folder: Path, attempt: int) -> None:
 
 
 def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
+    """Return the error of a rank that raised, or else that was ended by a signal."""
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
-    from expt.runs.failure import LOG, in_one_line, read_error
+    from expt.runs.failure import LOG, Raised, in_one_line, read_error
 
-    ranks = range(world_size)
-    raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}
-    logs = [paths.stderr(attempt, rank) for rank in ranks]
-    texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
-    fatal = {each: f"Fatal Python error: {signal.strsignal(each)}" for each in reversed(FATAL)}
-    by = {rank: -x for rank in ranks for x, line in fatal.items() if line in texts[rank]}
-    own = [rank for rank, each in raised.items() if not each.has_lost_others]
-    if by or own:  # a rank that another's error ended is no cause
-        codes = dict.fromkeys(own, 1) or {**dict.fromkeys(raised, 1), **by}
-        return Aftermath(paths, attempt, [*map(codes.get, ranks)]).in_words()
-    others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
+    raised, signalled, bereft = dict[int, int](), dict[int, int](), dict[int, Raised]()
+    for rank in range(world_size):
+        if error := read_error(paths.error(attempt, rank)):
+            if error.has_lost_others:  # it is no cause
+                bereft[rank] = error
+            else:
+                raised[rank] = 1
+        if number := _fatal_signal(paths.stderr(attempt, rank)):
+            signalled[rank] = -number
+    if raised or signalled:
+        codes = raised or {**dict.fromkeys(bereft, 1), **signalled}
+        return Aftermath(paths, attempt, [*map(codes.get, range(world_size))]).in_words()
+    others = "".join(f"; rank {rank}: {in_one_line(each.text)}" for rank, each in bereft.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
     return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")
+
+
+def _fatal_signal(log: Path) -> int | None:
+    """Return the signal that ended a process, by the end of its log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - MAX_BYTES))
+            found = re.search(rb"Fatal Python error: ([\w -]+)", file.read())
+    except OSError:
+        return None
+    return FATAL.get(found[1].decode().replace("-", " ")) if found else None
 
 
 if __name__ == "__main__":

@@ -76,16 +76,20 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
     return list(published["mean"]), list(published["std"])
 
 
+def _kept_in(config: NamedModel) -> str:
+    """Return the folder of published weights."""
+    return f"{torch.hub.get_dir()}/checkpoints" if config.name == "torchvision" else "$HF_HOME"
+
+
 def _in_words(error: Exception, config: NamedModel, shape: _Shape) -> str:
     why = secrets.said(error)
     if config.pretrained and isinstance(error, OSError):
         problem = f"the weights of {config.arch} can't be fetched ({why})"
-        kept = f"{torch.hub.get_dir()}/checkpoints" if config.name == "torchvision" else "$HF_HOME"
-        fix = f"put them in {kept}, or use model.pretrained=false"
+        fix = f"put them in {_kept_in(config)}, or use model.pretrained=false"
         return f"model.pretrained=true: {problem}; {fix}"
     wanted, remedy = "", "use another arch"
     if config.pretrained:
-        wanted = f" with published weights, which are kept in {torch.hub.get_dir()},"
+        wanted = f" with published weights, which are kept in {_kept_in(config)},"
         remedy += " or model.pretrained=false"
     images = f"{shape.channels} x {shape.image_size[0]} x {shape.image_size[1]}"
     problem = f"can't be built{wanted} for images of {images} ({why})"

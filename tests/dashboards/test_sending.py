@@ -25,8 +25,7 @@ from tests.facade import Capture, Patch
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """The file of a package `mlflow`, which the process that sends imports."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    """The file of a package `mlflow`, which the process that sends imports from here."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "mlflow.py"
 
@@ -58,6 +57,22 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
         r"warning: mlflow: not all could be sent \(.*\); the rest, once: .*expt send .*run",
         said.err,
     )
+
+
+def test_the_processes_of_its_client_are_ended_before_its_pid_may_be_anothers(
+    package: Path, tmp_path: Path, configured: Configured, monkeypatch: Patch
+) -> None:
+    package.write_text("import os; os._exit(0)")
+    each, kill = follow(tmp_path / "run", configured), os.killpg
+    each._processes["mlflow"]._reader.join()
+
+    def look(group: int, number: int) -> None:
+        assert Path(f"/proc/{group}").exists()
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", look)
+    each.close()
+    each.wait()
 
 
 def test_a_client_that_fails_is_told_of_in_a_line(

@@ -297,10 +297,20 @@ def test_the_error_of_another_comes_before_an_abort_by_nccl(recorded: RunPaths) 
     assert "rank 1 of 2 raised" in read_result(recorded)["error"]
 
 
-def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(recorded: RunPaths) -> None:
-    recorded.stderr(0, 1).write_text("Fatal Python error: Segmentation fault\n")
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("Segmentation fault", "SIGSEGV"),
+        ("Floating point exception", "SIGFPE"),
+        ("Floating-point exception", "SIGFPE"),
+    ],
+)
+def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(
+    words: str, name: str, recorded: RunPaths
+) -> None:
+    recorded.stderr(0, 1).write_text(f"Fatal Python error: {words}\n\nThread 0x1\n")
     last_word.write_end(recorded.folder, 0)
-    assert read_result(recorded)["error"].startswith("rank 1 of 2 was killed by SIGSEGV\n")
+    assert read_result(recorded)["error"].startswith(f"rank 1 of 2 was killed by {name}\n")
 
 
 def test_of_an_end_without_a_trace_only_that_is_said(recorded: RunPaths) -> None:

@@ -145,6 +145,17 @@ def test_weights_that_were_fetched_before_and_are_damaged(
         assert "\n" not in str(refused.value)
 
 
+def test_damaged_weights_of_timm_lie_where_it_keeps_them(monkeypatch: Patch) -> None:
+    timm: Any = pytest.importorskip("timm")
+
+    def create(*_: Any, **__: Any) -> None:
+        raise RuntimeError("half of a file")
+
+    monkeypatch.setattr(timm, "create_model", create)
+    with pytest.raises(ConfigError, match=r"weights, which are kept in \$HF_HOME, for images"):
+        named("timm", "resnet18", pretrained=True)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_without_fetching_it_is_the_same_network(channels: int) -> None:
     """The published GoogLeNet normalises colours by itself."""
