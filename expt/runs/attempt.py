@@ -20,7 +20,7 @@ from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import candidates, link
 from expt.runs.may_continue import Source
 from expt.runs.named_checkpoint import begun_from
-from expt.runs.paths import FolderLock, RunPaths, at_work, foreign
+from expt.runs.paths import FolderLock, RunPaths, at_work, foreign, written
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     FAILED,
@@ -201,8 +201,7 @@ class Rollback:
         paths, kept = self._paths, self._kept
         if kept.exists():
             return
-        temporary = kept.with_name(f"{kept.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = self._aside()
         temporary.mkdir(parents=True)
         for path in (paths.result, paths.metrics):
             if path.exists():
@@ -214,19 +213,32 @@ class Rollback:
             shutil.copyfile(path, temporary / paths.hydra.name / path.name)
         temporary.rename(kept)
 
+    def _aside(self) -> Path:
+        """Return a folder that is not there, for a copy that is not whole."""
+        temporary = self._kept.with_name(f"{self._kept.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        return temporary
+
     def commit(self) -> None:
-        """Remove the copy: the run continues, or has begun again."""
-        shutil.rmtree(self._kept, ignore_errors=True)
+        """Remove the copy, at once or not at all: the run continues, or has begun again."""
+        temporary = self._aside()
+        with contextlib.suppress(OSError):  # there is none
+            self._kept.rename(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
 
     def restore(self) -> bool:
-        """Put the earlier content back; return whether that was a run's."""
+        """Put the earlier content back; return whether that was a run's.
+
+        The copy stays whole until all is back: if this is killed, it is done again.
+        """
         paths, kept = self._paths, self._kept
         if not kept.exists():
             return False
         was_run = (kept / paths.result.name).exists()
         for path in (paths.result, paths.metrics):
             if (kept / path.name).exists():
-                (kept / path.name).replace(path)
+                with written(path) as file:
+                    file.write((kept / path.name).read_bytes())
             elif path != paths.result:
                 path.unlink(missing_ok=True)
         if not (kept / paths.checkpoints.name).exists():

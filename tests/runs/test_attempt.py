@@ -1,6 +1,7 @@
 """A try at a run, as its record tells it from the first moment to the end."""
 
 import dataclasses
+import os
 import socket
 import time
 from pathlib import Path
@@ -237,6 +238,29 @@ def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> N
     record_end(elsewhere.paths, DataError("it has other samples"))
     assert read_result(elsewhere.paths)["status"] == "failed"
     assert not elsewhere.paths.has_trained(), "so that what was refused can be removed"
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", ".before.tmp"])
+def test_a_run_is_put_back_even_if_that_is_killed_after_any_file(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    asked = gone_on_from(tmp_path / "run")
+    before, replace = contents(tmp_path), os.replace
+    attempt(asked).begin()
+
+    def replaced(self: Path, target: Path) -> None:
+        replace(self, target)
+        if target.name == name:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replaced)
+        patch.setattr(Path, "rename", replaced)
+        with pytest.raises(KeyboardInterrupt):
+            Rollback(asked.paths).restore()
+    if name != ".before.tmp":  # it was put back, and its copy is on its way out
+        record_end(asked.paths, DataError("it has other samples"))
+    assert {x: y for x, y in contents(tmp_path).items() if ".before.tmp" not in x} == before
 
 
 @pytest.mark.parametrize("was_there", [False, True])
