@@ -18,7 +18,7 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
-from expt.runs.found import latest_sweep, results
+from expt.runs.found import results
 from expt.runs.named_checkpoint import run_named
 from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, unquoted
 from expt.runs.paths import RunPaths, foreign, in_use, is_held, is_sweep
@@ -46,7 +46,7 @@ def read(
     words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
     settings = list(map(str, words))
     if LATEST in settings:
-        if (newest := latest_sweep(Path("outputs"))) is None:
+        if (newest := _latest_sweep(Path("outputs"))) is None:
             raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
         newest_word = f"hydra.sweep.dir={quoted(newest)}"
         settings = [newest_word if word == LATEST else word for word in settings]
@@ -74,6 +74,18 @@ def read(
     if folder is not None:
         settings.append(f"hydra.run.dir={quoted(folder)}")
     return settings, folders
+
+
+def _latest_sweep(outputs: Path) -> Path | None:
+    """Return the sweep below `outputs` whose first run began last; None where there is none."""
+    pattern = str(RunPaths(Path("*/*")).result)
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob(pattern)}
+
+    def began(sweep: Path) -> float:
+        records = (run.record for run in results(sweep))
+        return min((record["started"] for record in records if "started" in record), default=0.0)
+
+    return max(sorted(folders), key=began, default=None)
 
 
 def check_repeated(overrides: Sequence[Override]) -> None:

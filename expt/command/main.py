@@ -157,7 +157,7 @@ def _progressed(line: str) -> None:
 
 def _place_of(problem: str, words: Sequence[str]) -> str:
     """Return a further line if a run in `words` was started where the problem is none, or ""."""
-    from expt.runs.found import started_elsewhere
+    from expt.command.trained_runs import started_elsewhere
 
     named = (word.partition("=")[2] for word in words)
     places = (started_elsewhere(each, problem) for each in (*words, *named))

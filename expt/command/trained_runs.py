@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from expt.command.words import Parser, positive
+from expt.config import read_yaml
+from expt.config.keys import flat
 from expt.errors import ConfigError
 from expt.runs.found import in_newest, results, without_copies
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import result_of_any
 from expt.runs.view.text import Console, field, say, shown_path
 
 
@@ -31,8 +35,39 @@ def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_run(word: str) -> bool:
-    folder = Path(word if os.path.exists(word) or "@" not in word else word.rpartition("@")[0])
+    folder = _folder_of(word)
     return os.path.isdir(folder) and (is_sweep(folder) or RunPaths(folder).result.exists())
+
+
+def _folder_of(word: str) -> Path:
+    """Return the folder of a run, written as RUN@last too."""
+    return Path(word if os.path.exists(word) or "@" not in word else word.rpartition("@")[0])
+
+
+def started_elsewhere(word: str, problem: str) -> str:
+    """Return a line if the `problem` is a name that the folder has where a run was started.
+
+    A word that is no run or sweep in another folder gives an empty line.
+    """
+    folder = _folder_of(word)
+    runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
+    run = next((run for run in runs if run.hydra_settings.is_file()), None)
+    if folder == Path() or run is None:
+        return ""
+    import yaml  # late: most commands need none
+
+    try:
+        there = Path(read_yaml(run.hydra_settings)["hydra"]["runtime"]["cwd"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
+        return ""
+    record = result_of_any(run)
+    names = {str(value): str(value) for value in flat(record.get("config", {})).values()}
+    names |= {name: each["file"] for name, each in record.get("imported", {}).items()}
+    for name, path in names.items():
+        is_named = re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", problem)
+        if name and is_named and not os.path.exists(path) and (there / path).exists():
+            return f"{folder} was started in {there}, which has {path}: type the command there"
+    return ""
 
 
 def chosen(

@@ -7,8 +7,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,13 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from expt.config import read_yaml
 from expt.config.identity import hyperparameters, without_kwargs
 from expt.config.keys import flat
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
-from expt.runs.paths import GRID_RECORD, RunPaths, dumps, is_sweep, write_atomically
+from expt.runs.paths import GRID_RECORD, RunPaths, dumps, write_atomically
 from expt.runs.result import Record, begun_at_step, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
@@ -103,29 +100,16 @@ class FoundRun:
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings, flat, as they are typed.
+        """All settings, flat, as they are typed; choices of groups that are none of them first.
 
         A custom class has the name by which it was chosen, or else the class's.
         """
-        config = flat(self.config)
-        found: dict[str, Any] = {**hyperparameters(config)}
-        for key, value in config.items():
-            if value is None or (isinstance(value, list) and key in found):
-                found[key] = value
-        short = {key: without_kwargs(key) for key in found}
-        found = {key if short[key] in found else short[key]: found[key] for key in found}
-        for group in [key for key, value in found.items() if value == "_target_"]:
-            if (target := found.get(f"{group}.target")) is None:
-                continue
-            name = self.typed.get(group)
-            found[group] = name if isinstance(name, str) else target.rpartition(".")[2]
-        # Choices of groups that are not settings themselves: custom ones, and `experiment`.
         choices = {
             key: value
             for key, value in self.typed.items()
             if isinstance(value, str) and ("@" in key or not ("." in key or key in _SETTINGS))
         }
-        return {**choices, **found}
+        return {**choices, **_with_classes(_as_typed(flat(self.config)), self.typed)}
 
     @functools.cached_property
     def values(self) -> Mapping[str, Any]:
@@ -182,6 +166,29 @@ class FoundRun:
         return tags.is_higher_better(tag, metrics_of(self.config.get("task")))
 
 
+def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the keys that are typed; null and lists stay as they are."""
+    texts = hyperparameters(config)
+    plain = {
+        key: value
+        for key, value in config.items()
+        if value is None or (isinstance(value, list) and key in texts)
+    }
+    found = {**texts, **plain}
+    short = {key: without_kwargs(key) for key in found}
+    return {key if short[key] in found else short[key]: found[key] for key in found}
+
+
+def _with_classes(settings: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the names of custom classes in place of `_target_`."""
+    found = dict(settings)
+    for group, value in settings.items():
+        if value == "_target_" and (target := settings.get(f"{group}.target")) is not None:
+            name = typed.get(group)
+            found[group] = name if isinstance(name, str) else target.rpartition(".")[2]
+    return found
+
+
 def results(folder: Path) -> Iterator[FoundRun]:
     """Yield the runs of a sweep's folder by name, their records without LEFT_OUT."""
     if not folder.is_dir():
@@ -203,44 +210,6 @@ def results_below(folder: Path) -> Iterator[FoundRun]:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink() and path not in own:
                 yield from results_below(path)
-
-
-def started_elsewhere(given: str, problem: str) -> str:
-    """Return a line if the `problem` is a name that the folder has where a run was started.
-
-    `given` is the run, as RUN@last too, or a sweep; other texts give an empty line.
-    """
-    folder = Path(given if os.path.exists(given) else given.rpartition("@")[0])
-    runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
-    run = next((run for run in runs if run.hydra_settings.is_file()), None)
-    if given in ("", ".") or run is None:
-        return ""
-    import yaml  # late: most commands need none
-
-    try:
-        there = Path(read_yaml(run.hydra_settings)["hydra"]["runtime"]["cwd"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # damaged
-        return ""
-    record = result_of_any(run)
-    names = {str(value): str(value) for value in flat(record.get("config", {})).values()}
-    names |= {name: each["file"] for name, each in record.get("imported", {}).items()}
-    for name, path in names.items():
-        is_named = re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/])", problem)
-        if name and is_named and not os.path.exists(path) and (there / path).exists():
-            return f"{folder} was started in {there}, which has {path}: type the command there"
-    return ""
-
-
-def latest_sweep(outputs: Path) -> Path | None:
-    """Return the sweep below `outputs` whose first run began last; None where there is none."""
-    pattern = str(RunPaths(Path("*/*")).result)
-    folders = {path.parent.parent for path in (outputs / "sweeps").glob(pattern)}
-
-    def began(sweep: Path) -> float:
-        records = (run.record for run in results(sweep))
-        return min((record["started"] for record in records if "started" in record), default=0.0)
-
-    return max(sorted(folders), key=began, default=None)
 
 
 def by_objective(runs: Iterable[FoundRun]) -> list[FoundRun]:

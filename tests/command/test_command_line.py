@@ -7,6 +7,7 @@ import pytest
 from expt.command.command_line import read, words_to_keep
 from expt.command.conf_files import checked_folders
 from expt.command.grammar import about_run, readable
+from expt.command.trained_runs import started_elsewhere
 from expt.command.words import Options, options_of
 from expt.config import conf_dir
 from expt.errors import ConfigError
@@ -166,6 +167,20 @@ def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
     for name, when in started.items():  # a was resumed at last
         update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=when)
     assert settings(*words) == ["seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
+
+
+def test_only_a_word_that_names_a_run_elsewhere_says_where_it_was_started(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    run = RunPaths(leave(tmp_path / "run"))
+    run.hydra_settings.write_text(f"hydra: {{runtime: {{cwd: {tmp_path}}}}}")
+    update_result(run, config={"dataset": {"path": "t.csv"}})
+    (tmp_path / "t.csv").touch()
+    problem = "dataset.path=t.csv: is not there"
+    monkeypatch.chdir(run.folder)
+    assert started_elsewhere("../run@last", problem).startswith("../run was started in")
+    for word in ("epochs=3", "", ".", "@last", "some@where"):
+        assert not started_elsewhere(word, problem), word
 
 
 def test_a_new_folder_beside_resume_is_only_warned_of(capsys: Capture) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from expt.dashboards import sending
 from expt.dashboards.sending import Sending
-from expt.dashboards.trackers import mlflow
+from expt.dashboards.trackers import mlflow, trackio
 from expt.dashboards.trackers.trackio import TrackioCopy
 from expt.dashboards.trackers.wandb import WandbCopy
 from expt.errors import ConfigError
@@ -124,6 +124,24 @@ def test_missing_package(tmp_path: Path, configured: Configured, monkeypatch: Pa
         ConfigError, match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'")
     ):
         Sending().follow(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("space", "server", "address"),
+    [
+        (None, None, "trackio show --project expt"),
+        ("me/space", "http://here", "me/space: project expt"),
+        (None, "http://here?write_token=1", "http://here: project expt"),
+    ],
+)
+def test_runs_in_trackio_are_looked_for_where_they_are(
+    space: str | None, server: str | None, address: str, monkeypatch: Patch
+) -> None:
+    monkeypatch.delenv("TRACKIO_SERVER_URL", raising=False)
+    if server:
+        monkeypatch.setenv("TRACKIO_SERVER_URL", server)
+    run: Any = None
+    assert TrackioCopy(run, {}, trackio.Config(space_id=space)).address == address
 
 
 @pytest.mark.parametrize(("kind", "at"), [(TrackioCopy, 10), (WandbCopy, 11)])

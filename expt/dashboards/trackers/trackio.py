@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT
-from expt.dashboards.trackers import MAX_TEXT, Copy, Tracker, unsent
+from expt.dashboards.trackers import MAX_TEXT, Copy, Tracker, unsent, without_password
 
 if TYPE_CHECKING:
     from expt.dashboards.snapshot import Snapshot
@@ -40,7 +41,9 @@ class TrackioCopy(Copy):
     def __init__(self, run: Snapshot, state: dict[str, Any], settings: Config) -> None:
         """Note where the run goes; `describe` begins or resumes it."""
         self._settings, self._state, self._project = settings, state, settings.project or "expt"
-        self.address = f"trackio show --project {self._project}"
+        where = without_password(settings.space_id or os.environ.get("TRACKIO_SERVER_URL", ""))
+        there = f"{where}: project {self._project}"
+        self.address = there if where else f"trackio show --project {self._project}"
         self._run: Any = None
 
     def describe(self, run: Snapshot) -> None:
@@ -54,13 +57,14 @@ class TrackioCopy(Copy):
             space_id=self._settings.space_id, config={**run.settings, **run.tags}, embed=False,
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        with contextlib.redirect_stdout(None):
+        with _quiet():
             self._run = contextvars.Context().run(begin)  # else it finishes the run before
 
     def add(self, points: Sequence[Point], at: float) -> None:
         """Send the points that are not there yet."""
-        for step, row in unsent(points, self._state):
-            self._run.log(row, step=step)
+        with _quiet():
+            for step, row in unsent(points, self._state):
+                self._run.log(row, step=step)
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send summary and files, and an alert of a run that has failed."""
@@ -71,7 +75,7 @@ class TrackioCopy(Copy):
         files = trackio.Artifact(f"run-{self._state['key']}", type="run")
         for path in run.files(checkpoints=self._settings.checkpoints):
             files.add_file(path)
-        with contextlib.redirect_stdout(None):
+        with _quiet():
             self._run.log(run.summary, step=int(run.record.get("steps") or 0))
             if run.status == FAILED:
                 about, level = str(run.record.get("error")), trackio.AlertLevel.ERROR
@@ -81,6 +85,14 @@ class TrackioCopy(Copy):
 
     def leave(self) -> None:
         """Wait until all that was logged is there."""
-        if self._run is not None:
-            with contextlib.redirect_stdout(None):
-                self._run.finish()
+        run, self._run = self._run, None
+        if run is not None:
+            with _quiet():
+                run.finish()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the lines that trackio prints."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
