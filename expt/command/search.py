@@ -89,7 +89,7 @@ class SearchCommand:
             folder=sweep.folder,
             what="search",
             note=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
-            look=search.has_spent_all,
+            look=search.look,
         )
         try:
             with sweep.running(observer, (Diverged, OutOfMemory)) as runner:
@@ -210,7 +210,7 @@ class SearchCommand:
         if search.is_exhausted:
             yield f"search       ends after {search.count} trials: the space has no further one"
         if (budget := self._budget) is not None:
-            left_s = max(0.0, budget.left_s(search.spent_s))
+            left_s = max(0.0, budget.left_s(search.note_costs()))
             begun = f"{search.count} of {self._settings.runs} trials have begun"
             yield f"budget       {left_s:.0f} s of {budget.text} are left; {begun}"
 

@@ -93,23 +93,31 @@ class SearchRecord(NamedTuple):
 
 def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
     """Return the search of a sweep's folder; None where it was none, or nothing was measured."""
-    measured = next((run for run in runs if run.record.get("objective")), None)
-    if measured is None or not any("search" in run.record for run in runs):
+    is_measured = any(run.record.get("objective") for run in runs)
+    if not is_measured or not any("search" in run.record for run in runs):
         return None
-    task, path = measured.config.get("task"), folder / SWEEP_RECORD
-    by_own_objective = SearchRecord(goals_for([measured.objective], task), [])
+    path, by_own_objective = folder / SWEEP_RECORD, _by_own_objective(runs)
     if not path.is_file():  # the sweep's runs were moved
         return by_own_objective
     try:
         record = read_yaml(path)
         tags = record.get("objective")
-        goals = goals_for(tags, task) if isinstance(tags, list) else by_own_objective.goals
+        goals = _goals(tags, runs) if isinstance(tags, list) else by_own_objective.goals
         constraints = (record.get("search") or {}).get("constraints") or []
         limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
     except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
         _warn_once(f"{path}: is damaged; the best run is chosen by the runs' own objective")
         return by_own_objective
     return SearchRecord(goals, limits)
+
+
+def _by_own_objective(runs: Sequence[FoundRun]) -> SearchRecord:
+    return SearchRecord(_goals([objective_name(runs)], runs), [])
+
+
+def _goals(tags: Sequence[str], runs: Sequence[FoundRun]) -> list[Goal]:
+    measured = (run for run in runs if run.record.get("objective"))
+    return goals_for(tags, next((run.config.get("task") for run in measured), None))
 
 
 _warn_once = functools.cache(warn)  # several parts of a report read it
@@ -186,9 +194,7 @@ def study_of(
     from optuna.storages.journal import JournalFileBackend
 
     runs = sorted(runs, key=lambda run: (run.number, run.record.get("started", math.inf)))
-    task = next((run.config["task"] for run in runs if run.record.get("objective")), None)
-    grid = SearchRecord(goals_for([objective_name(runs)], task), [])
-    search = search_in(folder, runs) or grid
+    search = search_in(folder, runs) or _by_own_objective(runs)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental features

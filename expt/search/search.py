@@ -184,7 +184,7 @@ class Search(Iterator[Job | None]):
         self._make, self._has_room, self._finish, self._batch = make, has_room, finish, batch
 
     def __next__(self) -> Job | None:
-        if self.has_spent_all():
+        if self.look():
             raise StopIteration
         if not self._may_begin():
             return None
@@ -217,9 +217,11 @@ class Search(Iterator[Job | None]):
         """How many trials are to begin or to continue, apart from those that wait at a rung."""
         return len(self.unfinished) + self._num_planned
 
-    @property
-    def spent_s(self) -> float:
-        """The seconds that devices were busy with the runs in the folder."""
+    def note_costs(self) -> float:
+        """Note the running jobs' costs; return how long devices were busy with the folder's runs.
+
+        In seconds.
+        """
         for job in self._running:
             self.trials.note_cost(job.paths)
         return self.trials.device_s
@@ -233,13 +235,13 @@ class Search(Iterator[Job | None]):
         values = suggest(Known(self._space, history, number, self._settings, self._goals, tried))
         return None if values is None else (number, self._nearest(values, tried))
 
-    def has_spent_all(self) -> bool:
-        """Take the ends of jobs; return whether the budget is used up, and end all jobs then."""
+    def look(self) -> bool:
+        """Take the ends of jobs, and end all if the budget is used up; return whether it is."""
         self._take_ends()
         now = time.monotonic()
         if self._budget and not self.is_spent and now >= self._look_at:
             self._look_at = now + LOOK_S
-            if self._budget.left_s(self.spent_s) <= 0:
+            if self._budget.left_s(self.note_costs()) <= 0:
                 self.is_over = True
                 self.is_spent = True
                 self._finish(f"search.budget={self._budget.text} is used up")

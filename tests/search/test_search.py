@@ -158,7 +158,7 @@ def test_device_budget_counts_all_runs(folder: Folder, monkeypatch: Patch) -> No
     with pytest.raises(StopIteration):
         next(search)
     assert (search.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
-    assert folder.search().spent_s == 101.0, "another command knows what was spent"
+    assert folder.search().note_costs() == 101.0, "another command knows what was spent"
 
 
 def test_a_command_finds_what_the_run_folders_have(folder: Folder) -> None:

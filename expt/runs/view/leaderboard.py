@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def leaderboard(
     found = rows(runs, sort, among)
     shown = found if whole else found[:SHOWN]
     left_out = len(found) - len(shown)
-    head, *below = _lines(shown, objective_name(among or runs), stale)
+    head, below = _columns_and_rows(shown, objective_name(among or runs), stale)
     table = plain_table(head, below, left={*head[: len(_keys(shown))], "status"})
     notes = list[str]()
     if any(len(row.values) > 1 for row in shown):
@@ -47,25 +47,25 @@ def leaderboard(
     return table
 
 
-def _lines(
+def _columns_and_rows(
     found: Sequence[Row], objective: str, stale: Collection[Path] = ()
-) -> Iterator[list[str]]:
-    """Yield the names of the leaderboard's columns, then its rows."""
+) -> tuple[list[str], list[list[str]]]:
     keys = _keys(found)
     metrics = best_first(run for row in found for run in row.runs)
     others = [*(f"{metric}/test" for metric in metrics), f"{metrics[0]}/val"]  # some have no test
     measured = (tag for tag in others if any(row.values_of(tag) for row in found))
     other = [tag for tag in measured if tag != objective][:1]
     after = [objective, *other, "status", "train time"]
-    yield [*_headings(keys, after), *after]
-    for row in found:
-        yield [
+    return [*_headings(keys, after), *after], [
+        [
             *(setting(row.settings.get(key, "")) for key in keys),
             spread(row.values),
             *(spread(row.values_of(tag)) for tag in other),
             row.status + _mark_of_stale(row, stale),
             elapsed(row.seconds),
         ]
+        for row in found
+    ]
 
 
 def _mark_of_stale(row: Row, stale: Collection[Path]) -> str:
@@ -100,28 +100,31 @@ def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:
     found, objective = rows(runs), objective_name(runs)
     keys = list(dict.fromkeys([*(key for run in runs for key in run.typed), *_keys(found)]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.metrics))
-    is_metered = any("energy_j" in run.record for run in runs)
-    costs = ["train_s", "device_s"]
-    if is_metered:
-        costs.append("energy_j")
-    before = ["run", "status", "identity"]
-    after = ["objective", *tags, *costs, "error"]
-    table = [[*before, *_headings(keys, {*before, *after}), *after]]
-    for run in runs:
-        numbers = [run.value_of(objective), *map(run.metrics.get, tags)]
-        numbers += [run.trained_s, device_s(run.record)]
-        if is_metered:
-            numbers.append(run.record.get("energy_j"))
-        known = (shown_setting(run, key) for key in keys)
-        settings = ("" if value is None else setting(value) for value in known)
-        about = [run.folder.name, run.status, run.record.get("identity", "")]
-        table.append([*about, *settings, *map(_cell, numbers), in_one_line(run.error)])
-    write_atomically(folder / SUMMARY_CSV, as_csv(table))
+    columns: dict[str, Iterable[Any]] = {
+        "run": (run.folder.name for run in runs),
+        "status": (run.status for run in runs),
+        "identity": (run.record.get("identity") for run in runs),
+    }
+    results: dict[str, Iterable[Any]] = {
+        "objective": (run.value_of(objective) for run in runs),
+        **{tag: [run.metrics.get(tag) for run in runs] for tag in tags},
+        "train_s": (run.trained_s for run in runs),
+        "device_s": (device_s(run.record) for run in runs),
+    }
+    if any("energy_j" in run.record for run in runs):
+        results["energy_j"] = (run.record.get("energy_j") for run in runs)
+    results["error"] = (in_one_line(run.error) for run in runs)
+    for key, name in zip(keys, _headings(keys, {*columns, *results}), strict=True):
+        shown = (shown_setting(run, key) for run in runs)
+        columns[name] = [None if value is None else setting(value) for value in shown]
+    columns |= results
+    below = (map(_cell, row) for row in zip(*columns.values(), strict=True))
+    write_atomically(folder / SUMMARY_CSV, as_csv([columns, *below]))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 
 def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
-    head, *below = _lines(found, objective)
+    head, below = _columns_and_rows(found, objective)
     yield "| " + " | ".join([*head[:-1], "train_s"]) + " |"
     yield "|" + "---|" * len(head)
     for row, line in zip(found, below, strict=True):

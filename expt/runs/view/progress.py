@@ -104,9 +104,9 @@ class RunState:
             return
         self._last_ended = self.step
         tag = next((tag for tag in values if tag.startswith(BEST)), "")
-        best = values.get(tag, math.nan)
-        is_best = best not in (self._best, math.nan) and values.get(tag.removeprefix(BEST)) == best
-        self._best = best if tag else self._best
+        best = values.get(tag, self._best)
+        is_best = best != self._best and values.get(tag.removeprefix(BEST)) == best
+        self._best = best
         is_awaited = bool(self._awaited & values.keys())
         if self.step > self._resumed_at:
             self._ended.append(Line(self.epoch, self.step, values, is_awaited, is_best))
@@ -220,13 +220,6 @@ class RunDisplay:
     def _print(self, line: Line, *, left: bool) -> None:
         state, values, self._unprinted = self._state, self._unprinted, {}
         self._line_at = time.monotonic()
-        ends_epoch = tags.EPOCH_S in line.values
-        if ends_epoch:
-            values = {
-                tag: value
-                for tag, value in values.items()
-                if not tag.startswith(tags.RUNNING) and tag != tags.RUNNING_SAMPLES_PER_S
-            }
         epoch, step = f"{line.epoch}/{state.epochs}", f"step {line.step}/{state.total_steps}"
         words = in_words(values, state.noun)
         if line.is_best:
@@ -235,7 +228,7 @@ class RunDisplay:
             epoch = epoch.rjust(2 * len(str(state.epochs)) + 1)
         elif left:  # which the bar has
             words += self._left()
-        if not (self._console.is_terminal and ends_epoch):
+        if not (self._console.is_terminal and tags.EPOCH_S in line.values):
             words.insert(0, step)
         text = "  ".join([f"epoch {epoch}", *words])
         say(self._console, text, "bold" if line.is_best and self._console.is_terminal else "")
