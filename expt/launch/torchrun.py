@@ -101,50 +101,64 @@ class ExternalWorker:
 
     def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
         """Carry out rank 0's part: prepare the run's folder, tell the others, train."""
-        config, paths = request.config, request.paths
-        meeting = of_environment()
-        arrivals = meeting.gather(config.timeout_s)
-        sent = request.to_send()
-        sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-        meeting.tell(arrivals, sent)
-        answers = meeting.of_others("answer", config.timeout_s)
-        gpus = _gpus([_use(config), *(Answer(**each) for each in answers)], config)
+        meeting, paths = of_environment(), request.paths
+        arrivals = meeting.gather(request.config.timeout_s)
+        sent, gpus = _agree(request, meeting, arrivals)
         with at_work(paths):
-            ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
-            if ran and not paths.checkpoints.exists():
-                warn(
-                    f"{paths.folder}: has no checkpoint on this machine, the run starts from the"
-                    " beginning"
-                )
-            here = int(os.environ["LOCAL_WORLD_SIZE"])
-            where: Record = {"local_world_size": here, "node": arrivals[0].host}
-            about: Record = {**request.about, **where, "hosts": hosts(arrivals)}
-            request = dataclasses.replace(
-                request, may_have_run=request.may_have_run or ran, about=about
-            )
-            # The logs of the first attempt may be on another machine's disk.
-            number = max(request.next_attempt(), int(ran))
-            attempt = Attempt(request=request, number=number, devices=gpus)
+            attempt = _attempt(request, meeting, arrivals, gpus)
+            request = attempt.request
             with attempt.recorded() as source:
-                decided = {"source": source and str(source), "attempt": attempt.number}
                 sent |= {"may_have_run": request.may_have_run, "about": request.about}
-                meeting.tell(arrivals, sent | decided)
+                sent |= {"source": source and str(source), "attempt": attempt.number}
+                meeting.tell(arrivals, sent, begins=sent["folder"])
                 with (
                     last_word.kept(paths.folder, attempt.number),
                     _logged(paths, attempt.number, 0) as terminal,
+                    _shown(request, terminal),
                 ):
-                    console = Console(file=terminal.out)
-                    display = RunDisplay(
-                        paths,
-                        console,
-                        epochs=config.epochs,
-                        print_every=config.print_every,
-                        errors=terminal.err,
-                    )
-                    shown = progress.reported(functools.partial(say, console))
-                    with watched(display), shown:
-                        _train(attempt, source, meeting, terminal)
+                    _train(attempt, source, meeting, terminal)
         print_summary(Console(), paths)
+
+
+def _agree(
+    request: RunRequest, meeting: Rendezvous, arrivals: list[Arrival]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings as all workers have them, to be sent, and the GPUs that they use."""
+    config, sent = request.config, request.to_send()
+    sent["settings"] |= {key: getattr(config, key) for key in agreed()}
+    meeting.tell(arrivals, sent)
+    answers = meeting.of_others("answer", config.timeout_s)
+    return sent, _gpus([_use(config), *(Answer(**each) for each in answers)], config)
+
+
+def _attempt(
+    request: RunRequest, meeting: Rendezvous, arrivals: list[Arrival], gpus: tuple[str, ...]
+) -> Attempt:
+    """Return the attempt that begins; there was one before if torchrun has restarted workers."""
+    paths, may_have_run = request.paths, request.may_have_run
+    ran = _started_again(meeting) or (may_have_run and paths.result.exists())
+    if ran and not paths.checkpoints.exists():
+        warn(
+            f"{paths.folder}: has no checkpoint on this machine, the run starts from the beginning"
+        )
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    where: Record = {"local_world_size": here, "node": arrivals[0].host}
+    about: Record = {**request.about, **where, "hosts": hosts(arrivals)}
+    request = dataclasses.replace(request, may_have_run=may_have_run or ran, about=about)
+    # The logs of the first attempt may be on another machine's disk.
+    return Attempt(request=request, number=max(request.next_attempt(), int(ran)), devices=gpus)
+
+
+@contextlib.contextmanager
+def _shown(request: RunRequest, terminal: Terminal) -> Iterator[None]:
+    """Show the run's progress in the terminal."""
+    (out, err), config = terminal, request.config
+    console, every = Console(file=out), config.print_every
+    display = RunDisplay(
+        request.paths, console, epochs=config.epochs, print_every=every, errors=err
+    )
+    with watched(display), progress.reported(functools.partial(say, console)):
+        yield
 
 
 def check(environment: Mapping[str, str]) -> None:
@@ -239,7 +253,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     status = main(
         attempt.request,
         source,
-        meeting.group_store(),
+        meeting.store,
         lambda error: _report(error, attempt, terminal),
     )
     if status == INTERRUPTED:
@@ -299,19 +313,27 @@ class Arrival:
 class Rendezvous:
     """This worker's place in the present round."""
 
+    store: dist.Store
+    """The store of this round's messages, and of the addresses of its process group."""
+
     def __init__(
         self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S
     ) -> None:
-        self._store, self._rank = store, rank
+        self._outlasting, self._rank = store, rank
         self._world_size, self._arrive_s = world_size, arrive_s
-        self._round, self._token, self._messages = "", uuid.uuid4().hex, 0  # of rank 0
+        self._token = uuid.uuid4().hex
+        self._enter(uuid.uuid4().hex if rank == 0 else "")
         if rank == 0:
-            self._round = uuid.uuid4().hex
             store.set(ROUND, self._round)
+
+    def _enter(self, name: str) -> None:
+        self._round, self._messages = name, 0  # of rank 0
+        self.store = dist.PrefixStore(f"expt/{name}", self._outlasting)
 
     def earlier(self) -> str | None:
         """Return the run folder of an earlier round of the same job, if any."""
-        return self._store.get(EARLIER).decode() if self._store.check([EARLIER]) else None
+        store = self._outlasting
+        return store.get(EARLIER).decode() if store.check([EARLIER]) else None
 
     def gather(self, at_most_s: float = ARRIVE_S) -> list[Arrival]:
         """Return every worker, by rank, once all have arrived; for rank 0.
@@ -323,57 +345,54 @@ class Rendezvous:
 
     def of_others(self, name: str, at_most_s: float) -> list[dict[str, Any]]:
         """Return the answers called `name` of all other ranks; raises as `gather` does."""
-        others = {rank: self._key(f"{name}/{rank}") for rank in range(1, self._world_size)}
+        others = {rank: f"{name}/{rank}" for rank in range(1, self._world_size)}
         arrive_s = min(at_most_s, self._arrive_s)
         with (
             progress.phase(f"waiting for {len(others)} of {self._world_size} workers"),
             contextlib.suppress(dist.DistStoreError, dist.DistNetworkError),
         ):
-            self._store.wait(list(others.values()), timedelta(seconds=arrive_s))
-        if missing := [rank for rank, key in others.items() if not self._store.check([key])]:
+            self.store.wait(list(others.values()), timedelta(seconds=arrive_s))
+        if missing := [rank for rank, key in others.items() if not self.store.check([key])]:
             raise RunFailed(
                 f"rank {listed(map(str, missing))} of {self._world_size} did not arrive within"
                 f" {arrive_s:g} s; to train here alone: {command_alone(os.environ)}"
             )
-        return [json.loads(self._store.get(key)) for key in others.values()]
+        return [json.loads(self.store.get(key)) for key in others.values()]
 
     def answer(self, name: str, content: Mapping[str, Any]) -> None:
         """Send `content`, which is JSON, to rank 0."""
-        self._store.set(self._key(f"{name}/{self._rank}"), json.dumps(content))
+        self.store.set(f"{name}/{self._rank}", json.dumps(content))
 
-    def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
-        """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""
-        if "attempt" in content:
-            self._store.set(EARLIER, content["folder"])
+    def tell(
+        self, arrivals: list[Arrival], content: Mapping[str, Any], *, begins: str = ""
+    ) -> None:
+        """Send `content`, which is JSON, to the workers that have arrived; for rank 0.
+
+        `begins` is the folder of a run that begins: further rounds are of this run.
+        """
+        if begins:
+            self._outlasting.set(EARLIER, begins)
         tokens = [arrival.token for arrival in arrivals]
-        message = json.dumps({**content, "tokens": tokens})
-        self._store.set(self._key(f"decided/{self._messages}"), message)
+        self.store.set(f"decided/{self._messages}", json.dumps({**content, "tokens": tokens}))
         self._messages += 1
 
     def listen(self) -> dict[str, Any]:
         """Return the next message of rank 0 in this round. Raises RunFailed if none arrives."""
-        pause_s, end = 0.01, time.monotonic() + self._arrive_s
+        store, pause_s, end = self._outlasting, 0.01, time.monotonic() + self._arrive_s
         while time.monotonic() < end:
-            current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
+            current = store.get(ROUND).decode() if store.check([ROUND]) else ""
             if current and current != self._round:
-                self._round, self._messages = current, 0
+                self._enter(current)
                 self.answer("hello", vars(Arrival.here(self._rank, self._token)))
-            key = self._key(f"decided/{self._messages}")
-            if current and self._store.check([key]):
-                decided: dict[str, Any] = json.loads(self._store.get(key))
+            key = f"decided/{self._messages}"
+            if current and self.store.check([key]):
+                decided: dict[str, Any] = json.loads(self.store.get(key))
                 if self._token in decided["tokens"]:  # else of a round whose rank 0 is gone
                     self._messages += 1
                     return decided
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
         raise RunFailed(f"rank 0 of {self._world_size} did not arrive within {self._arrive_s:g} s")
-
-    def group_store(self) -> dist.Store:
-        """Return a store for the addresses of this round's process group alone."""
-        return dist.PrefixStore(f"expt/{self._round}", self._store)
-
-    def _key(self, name: str) -> str:
-        return f"expt/{self._round}/{name}"
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:
@@ -389,13 +408,7 @@ def of_environment() -> Rendezvous:
     """Return the rendezvous at MASTER_ADDR and MASTER_PORT; raise RunFailed without an answer."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
-        # gloo's own choice is often the loopback
-        if interface := interface_towards(address):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    else:
-        # all are here: nobody else is to reach them
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    _choose_interface(address)
     where = f"MASTER_ADDR={address} MASTER_PORT={port}"
     try:  # of a store for one, rank 0 does not wait for the others: `gather` does
         handler = dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=ARRIVE_S))
@@ -407,6 +420,15 @@ def of_environment() -> Rendezvous:
             f" {command_alone(os.environ)}"
         ) from None
     return Rendezvous(store, rank=rank, world_size=world_size)
+
+
+def _choose_interface(address: str) -> None:
+    """Let the process group of all workers use the network between their machines."""
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+        # all are here: nobody else is to reach them
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    elif interface := interface_towards(address):  # gloo's own choice is often the loopback
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_towards(address: str) -> str | None:

@@ -58,7 +58,8 @@ def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> Non
     dead = Rendezvous(store, rank=0, world_size=2)
     dead.tell(
         [Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")],
-        {"attempt": 0, "folder": "/runs/a"},
+        {},
+        begins="/runs/a",
     )
     with pytest.raises(RunFailed, match="did not arrive"):
         Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
@@ -66,7 +67,7 @@ def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> Non
 
 def test_worker_leaves_a_stale_round(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
     dead = Rendezvous(store, rank=0, world_size=2)
-    dead.tell([], {"attempt": 0, "folder": "/runs/old"})
+    dead.tell([], {}, begins="/runs/old")
     other = listening(threads, store, 1)
     first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
     assert first.earlier() == "/runs/old"
@@ -84,9 +85,9 @@ def test_a_refusal_leaves_no_folder_behind(store: dist.HashStore) -> None:
 
 def test_each_round_has_a_store_of_its_own_for_the_group(store: dist.HashStore) -> None:
     one = Rendezvous(store, rank=0, world_size=1)
-    one.group_store().set("address", "of then")
+    one.store.set("address", "of then")
     two = Rendezvous(store, rank=0, world_size=1)
-    assert not two.group_store().check(["address"])
+    assert not two.store.check(["address"])
     assert store.get(ROUND).decode() in json.dumps(vars(two), default=str)
 
 
