@@ -125,11 +125,8 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [
-            self._open(file)
-            for file in self.files
-            if os.path.isdir(file) or file.lower().endswith(self.suffixes)
-        ]
+        tables = (x for x in self.files if os.path.isdir(x) or x.lower().endswith(self.suffixes))
+        self._opened = [*map(self._open, tables)]
 
     def take(self, texts: Sequence[str]) -> None:
         """Take texts by themselves. Raise ConfigError where the model does not."""

@@ -218,8 +218,7 @@ class Rows(TableInputs):
                 f"rows of {rows.shape[1] if len(rows) else 0} cells: give {', '.join(names)}"
             )
         columns = {name: self._cells(name, each) for name, each in zip(names, rows.T, strict=True)}
-        known = self.feature.encoded, self.feature.filled
-        values, wrong, unknown = read_as_known(columns, *known)
+        values, wrong, unknown = read_as_known(columns, self.feature.encoded, self.feature.filled)
         for row, why in wrong.items():
             raise ConfigError(f"row {row + 1}: {why}; correct it")
         for name, texts in unknown.items():
@@ -318,10 +317,10 @@ class TextRows(TableInputs):
         from expt.data import texts
         from expt.data.tokenizer import Tokenizer
 
-        one, is_causal = self.feature, isinstance(self.targets, Tokens)
-        tokenizer = Tokenizer(one.tokenizer, one.role, one.max_tokens, is_causal=is_causal)
+        own, is_causal = self.feature, isinstance(self.targets, Tokens)
+        tokenizer = Tokenizer(own.tokenizer, own.role, own.max_tokens, is_causal=is_causal)
         found = tokenizer.encode(columns)
-        inputs, following = texts.padded(one, found.ids, found.counted, found.types)
+        inputs, following = texts.padded(own, found.ids, found.counted, found.types)
         return inputs, following if is_causal else None
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Any:
@@ -329,8 +328,7 @@ class TextRows(TableInputs):
         if isinstance(samples, Mapping):
             return {name: as_tensor(one).to(self.device) for name, one in samples.items()}
         asks = self.feature.role == "prompt"
-        is_pair = asks and isinstance(samples, tuple) and len(samples) == 2
-        is_pair = is_pair and all(isinstance(text, str) for text in samples)
+        is_pair = asks and isinstance(samples, tuple) and [*map(type, samples)] == [str, str]
         several = [samples] if is_pair or isinstance(samples, str) else [*samples]
         first = several[0] if several else None
         columns: Sequence[Any] = [several]

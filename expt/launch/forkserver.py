@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 from expt import machine, signals
 from expt.errors import RunFailed
 
-WORKER_MODULES = ("expt.launch.preload",)
+WORKER_MODULES = ("expt.launch.preload:for_all",)
 SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
 """More modules to load before the first run, if many runs share the forkserver."""
 _LIBRARIES = {

@@ -85,17 +85,15 @@ def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     from expt.launch.workers import Aftermath
     from expt.runs.failure import LOG, Raised, in_one_line, read_error
 
-    raised, signalled, bereft = dict[int, int](), dict[int, int](), dict[int, Raised]()
+    signalled, raised, bereft = dict[int, int](), dict[int, Raised](), dict[int, Raised]()
     for rank in range(world_size):
         if error := read_error(paths.error(attempt, rank)):
-            if error.has_lost_others:  # it is no cause
-                bereft[rank] = error
-            else:
-                raised[rank] = 1
+            (bereft if error.has_lost_others else raised)[rank] = error
         if number := _fatal_signal(paths.stderr(attempt, rank)):
             signalled[rank] = -number
     if raised or signalled:
-        codes = raised or {**dict.fromkeys(bereft, 1), **signalled}
+        # a rank that another's error ended is no cause
+        codes = dict.fromkeys(raised, 1) or {**dict.fromkeys(bereft, 1), **signalled}
         return Aftermath(paths, attempt, [*map(codes.get, range(world_size))]).in_words()
     others = "".join(f"; rank {rank}: {in_one_line(each.text)}" for rank, each in bereft.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"

@@ -1,8 +1,8 @@
 """Imports and objects that the forkserver makes, so that no worker has to.
 
-The imports of this module are for every run. Torch's libraries are loaded by a thread, while Python
-imports modules that need none of them: 0.3 s. No other library can be loaded meanwhile, nor used
-for the first time: those of Python and pydantic's are before.
+For every run torch's libraries are loaded by a thread, while Python imports modules that need none
+of them: 0.3 s. No other library can be loaded meanwhile, nor used for the first time: those of
+Python and pydantic's are before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _import(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def _import_all() -> None:
+def for_all() -> None:
+    """Load the modules of every run, torch's libraries meanwhile."""
     _import(_LIBRARIES_OF_PYTHON)
     SchemaValidator({"type": "int"}).validate_python(1)
     thread = threading.Thread(target=_load_libraries)
@@ -59,9 +60,6 @@ def _import_all() -> None:
     importlib.import_module("expt.worker.main")
     # torch looks for gloo among all installed packages, once in a process
     importlib.import_module("torch.distributed.distributed_c10d").BackendConfig("gloo")
-
-
-_import_all()
 
 
 def for_sweep() -> None:

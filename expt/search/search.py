@@ -218,10 +218,7 @@ class Search(Iterator[Job | None]):
         return len(self.unfinished) + self._num_planned
 
     def note_costs(self) -> float:
-        """Note the running jobs' costs; return how long devices were busy with the folder's runs.
-
-        In seconds.
-        """
+        """Note the running jobs' costs; return the seconds that devices were busy with all runs."""
         for job in self._running:
             self.trials.note_cost(job.paths)
         return self.trials.device_s

@@ -313,7 +313,8 @@ def test_no_import_waits_for_the_thread_that_loads_torch() -> None:
             if event == "import" and arguments[1] and threading.active_count() > 1:
                 waited.append(arguments[0])
         sys.addaudithook(note)
-        import expt.launch.preload
+        from expt.launch import preload
+        preload.for_all()
         print(waited)
     """
     program = [sys.executable, "-c", textwrap.dedent(code)]

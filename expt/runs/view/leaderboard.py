@@ -118,8 +118,8 @@ def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:
         shown = (shown_setting(run, key) for run in runs)
         columns[name] = [None if value is None else setting(value) for value in shown]
     columns |= results
-    below = (map(_cell, row) for row in zip(*columns.values(), strict=True))
-    write_atomically(folder / SUMMARY_CSV, as_csv([columns, *below]))
+    cells = (map(_cell, row) for row in zip(*columns.values(), strict=True))
+    write_atomically(folder / SUMMARY_CSV, as_csv([columns, *cells]))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 
