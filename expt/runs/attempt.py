@@ -78,14 +78,9 @@ class Attempt:
             raise ConfigError(
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
-        try:
-            self.has_begun = True
+        with self._recording_errors():
             self._keep_origin()
             return None if source is None else continuing.take(source, self.paths)
-        except BaseException as error:
-            self.has_begun = not isinstance(error, ConfigError)
-            record_end(self.paths, error)
-            raise
 
     def _keep_origin(self) -> None:
         """Keep the configuration, the code and the tokenizer of the run in its folder."""
@@ -118,9 +113,17 @@ class Attempt:
     def recorded(self) -> Iterator[Path | None]:
         """Keep result.json true while the run trains in this process; yield as `begin` returns."""
         source = self.begin()
-        try:
+        with self._recording_errors():
             yield source
+
+    @contextlib.contextmanager
+    def _recording_errors(self) -> Iterator[None]:
+        """Record an error of the body in result.json, which is this attempt's."""
+        self.has_begun = True
+        try:
+            yield
         except BaseException as error:
+            self.has_begun = not isinstance(error, ConfigError)  # the record was put back
             record_end(self.paths, error)
             raise
 
