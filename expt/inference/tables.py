@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from expt.data.table_source import Encoder
 
 
-_Wrong: TypeAlias = Mapping[int, str]
-_Unknown: TypeAlias = Mapping[str, Counter[str]]
+_Read: TypeAlias = tuple[Any, Mapping[int, str], Mapping[str, Counter[str]]]
+"""The values of rows, why some can't be used, and how often columns have unknown texts."""
 
 
 class _Opened(NamedTuple):
@@ -169,8 +169,8 @@ class TableInputs(Inputs):
         """Return the names of the values that a column becomes."""
         return [name]
 
-    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
-        """Return values, why rows can't be used, and how often a column has unknown texts."""
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> _Read:
+        """Return the values of rows that are not damaged, by their columns."""
         raise NotImplementedError
 
     def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
@@ -257,7 +257,7 @@ class Rows(TableInputs):
         column.read(cells)
         return column.parts
 
-    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> _Read:
         values, wrong, unknown = read_as_known(columns, self.feature.encoded, self.feature.filled)
         return values[:, opened.order], wrong, unknown
 
@@ -362,7 +362,7 @@ class TextRows(TableInputs):
         opened = super()._open(path)
         return opened._replace(uses=Uses(texts=opened.taken))
 
-    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> tuple[Any, _Wrong, _Unknown]:
+    def _read(self, columns: Mapping[str, Any], opened: _Opened) -> _Read:
         from expt.data.texts import cells_of
 
         return [cells_of(cells, name) for name, cells in columns.items()], {}, {}
