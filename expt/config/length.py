@@ -45,6 +45,12 @@ class Length(NamedTuple):
         whole = math.inf if math.isinf(evaluations) else math.ceil(evaluations)
         return cls(steps, per_epoch, each, minutes, whole, offset=offset, **begun)
 
+    def until(self, step: int) -> Length:
+        """Return the length of the run up to a step; counts of a clock stay the whole run's."""
+        each = self.per_evaluation
+        evaluations = math.ceil(step / each) if each else self.evaluations
+        return self._replace(steps=step, evaluations=evaluations)
+
     def has(self, unit: Unit) -> float:
         """Return the run's length in a unit, as it is shown."""
         return {
@@ -127,7 +133,7 @@ def effective(
     is nan is no better than none, so patience may end one evaluation sooner than it should.
     """
     length, found = Length.of(config, steps_per_epoch, offset), dict[str, float]()
-    length = length if until is None else length._replace(steps=until)
+    length = length if until is None else length.until(until)
     for key, meant, here, value, count in _counting(config):
         assert meant.counts is not None
         if key in resumable():

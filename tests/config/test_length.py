@@ -151,6 +151,12 @@ def test_a_fork_counts_the_epochs_of_its_present_length(configured: Configured) 
         assert math.isfinite(found) == acts
 
 
+def test_a_step_is_compared_with_the_evaluations_until_then(configured: Configured) -> None:
+    config = configured("epochs=9", "early_stop={metric: loss/val, patience: 3}")
+    for step, acts in ((3 * STEPS, True), (2 * STEPS, False)):
+        assert math.isfinite(effective(config, STEPS, step)["early_stop.patience"]) == acts
+
+
 SCHEDULES = {
     "MultiStepLR, milestones: [3, 8]": ["scheduler.milestones=[8]"],
     "MultiStepLR, milestones: [3, 5]": ["scheduler.milestones=[5]"],  # at the end
