@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import socket
 import sys
@@ -192,18 +193,20 @@ def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
 
 def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]]:
     """Return the samples that a step has at a time, in words, and ways to have fewer."""
-    size, name = config.world_size, "workers"
-    if config.strategy == "dp":  # one worker shares its batch out among GPUs
-        size, name = config.num_gpus, "GPUs"
-    each, parts = config.batch_size // size, config.micro_batches
-    part, fits_itself = samples or each // parts, config.gradient_accumulation == "auto"
+    size, name, shares = config.world_size, "workers", 1
+    if config.strategy == "dp":  # one worker shares its batch out among GPUs, maybe unequally
+        size, name, shares = config.num_gpus, "GPUs", config.num_gpus
+    parts, fits_itself = config.micro_batches, config.gradient_accumulation == "auto"
+    each = math.ceil(config.batch_size / size)
+    part = samples or math.ceil(config.batch_size / parts / size)
     now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
     if part != each:
         now += f", {part} at a time"
     if part == 1 or (fits_itself and part < each):
         return now, []
     few = part // 2
-    equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
+    share = config.batch_size // config.world_size
+    equal = next(n for n in range(1, share + 1) if share % n == 0 and share / n <= few * shares)
     ways = [f"batch_size={few * parts * size}"]
     if not fits_itself:
         or_auto = " (or auto)" if config.strategy == "ddp" else ""

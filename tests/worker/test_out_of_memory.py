@@ -236,6 +236,23 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         assert at_a_time <= batch_size / world_size / parts / 2
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "parts", "now", "fewer"),
+    [(1, 1, 1, ()), (2, 1, 1, ()), (3, 1, 2, ("3", "2")), (6, 2, 3, ("3", "4"))],
+)
+def test_the_largest_share_of_a_batch_is_named_where_gpus_share_it_out(
+    batch_size: int, parts: int, now: int, fewer: tuple[str, ...], configured: Configured
+) -> None:
+    config = dataclasses.replace(
+        configured(f"batch_size={batch_size}", f"gradient_accumulation={parts}", "world_size=1"),
+        strategy="dp",
+        gpus=2,
+    )
+    told = str(in_words(torch.OutOfMemoryError("no memory"), config))
+    assert f"is {now} sample" in told
+    assert re.findall(r"(?:try|or) \w+=(\d+)", told) == [*fewer]
+
+
 @pytest.mark.parametrize("free", [0, 11])
 def test_memory_held_by_others(free: int, configured: Configured, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
