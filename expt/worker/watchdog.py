@@ -30,14 +30,8 @@ def answer_dumps(*, when_asked: bool) -> None:
 class Watchdog:
     """A thread that calls `on_hang` when there was no `beat` for `timeout_s`."""
 
-    def __init__(
-        self,
-        timeout_s: float,
-        on_hang: Callable[[], None],
-        *,
-        nap: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._timeout_s, self._on_hang, self._nap = timeout_s, on_hang, nap
+    def __init__(self, timeout_s: float, on_hang: Callable[[], None]) -> None:
+        self._timeout_s, self._on_hang = timeout_s, on_hang
         self.beats = 0
         """The number of calls of `beat`."""
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -50,7 +44,7 @@ class Watchdog:
         # Counts its own naps, and so not the time in which the whole process is stopped.
         seen = unchanged = 0
         while unchanged < TICKS:
-            self._nap(self._timeout_s / TICKS)
+            time.sleep(self._timeout_s / TICKS)
             unchanged = unchanged + 1 if self.beats == seen else 0
             seen = self.beats
         self._on_hang()

@@ -19,7 +19,7 @@ from expt.training.learner import Position
 from expt.training.loop import train_epoch
 from expt.training.shared_memory import SharedMemory
 from expt.training.strategy import Strategy
-from expt.worker import rank_health
+from expt.worker import rank_health, watchdog
 from expt.worker import steps as agreement
 from expt.worker.steps import Agreement
 from expt.worker.watchdog import TICKS, Watchdog
@@ -177,7 +177,9 @@ def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatc
     assert together(tmp_path, 2, each) == [[1, 1001, 2001]] * 2
 
 
-def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | None:
+def naps_until_a_hang(
+    beats_after: set[int], monkeypatch: Patch, *, most: int = 5 * TICKS
+) -> int | None:
     """Return after how many naps `on_hang` is called, or None if not within `most`."""
     naps, ended, hung = list[float](), threading.Event(), list[int]()
     ready = threading.Event()
@@ -196,7 +198,8 @@ def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | 
         hung.append(len(naps))
         ended.set()
 
-    dog = Watchdog(100.0, on_hang, nap=nap)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=nap))
+    dog = Watchdog(100.0, on_hang)
     ready.set()
     assert ended.wait(10)
     assert set(naps) == {100.0 / TICKS}
@@ -211,5 +214,7 @@ def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | 
         ({1, 2, 7}, {7 + TICKS, 8 + TICKS}),
     ],
 )
-def test_watchdog_barks_in_time(beats_after: set[int], hangs_after: set[int | None]) -> None:
-    assert naps_until_a_hang(beats_after) in hangs_after
+def test_watchdog_barks_in_time(
+    beats_after: set[int], hangs_after: set[int | None], monkeypatch: Patch
+) -> None:
+    assert naps_until_a_hang(beats_after, monkeypatch) in hangs_after
