@@ -55,16 +55,7 @@ def _of_import(module: str, error: BaseException) -> str:
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
     """Return an instance of the class that `path` names; see `construct`. Raises ConfigError."""
-    cls = resolve(path, base)
-    return construct(f"{_GROUPS.get(base.__name__, '')}_target_={path}", cls, args, kwargs)
-
-
-_GROUPS = {
-    "Module": "model.",
-    "Task": "task.",
-    "Optimizer": "optimizer.",
-    "LRScheduler": "scheduler.",
-}
+    return construct(f"_target_={path}", resolve(path, base), args, kwargs)
 
 
 def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:

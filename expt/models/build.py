@@ -92,7 +92,8 @@ def _custom(config: constraints.Target, features: Features) -> nn.Module:
             f" {' '.join(f'model.{key}=...' for key in missing)}, or let it take what"
             f" expt passes from this dataset: {passed or 'nothing'}"
         )
-    return user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
+    arguments = {**wanted, **config.kwargs}
+    return user_class.construct(f"model._target_={config.target}", cls, (), arguments)
 
 
 @torch.no_grad()

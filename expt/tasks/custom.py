@@ -46,7 +46,8 @@ class Config(Target):
         """
         from expt.config import user_class  # late: it imports the configuration of all kinds
 
-        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
+        cls = user_class.resolve(self.target, Task)  # type: ignore[type-abstract]
+        task = user_class.construct(f"task._target_={self.target}", cls, (), self.kwargs)
         task.metrics = own_metrics(self)
         for name, how in task.reductions.items():
             if how not in ("last", "max", "min"):
