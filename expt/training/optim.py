@@ -35,16 +35,14 @@ def build_optimizer(
     config: groups.Optimizer, module: nn.Module, *, unguarded: bool = True
 ) -> Optimizer:
     """Return the optimizer of `module`; if `unguarded` without torch's guards, see `patches`."""
-    chosen, parts = parameter_groups(module, config), list[Optimizer]()
+    chosen = parameter_groups(module, config)
     guard: Guard = without_guards if unguarded else lambda cls: cls
-    own: dict[int | None, Any] = {
-        number: group.optimizer for number, group in enumerate(config.groups) if group.optimizer
-    }
-    for number, each in {None: config, **own}.items():
-        its = [one for one in chosen if (one[OWN] if one.get(OWN) in own else None) == number]
-        where = "optimizer" if number is None else f"optimizer.groups.{number}.optimizer"
-        if its or not own:
-            parts += _parts(each, module, its, guard, where)
+    own = {number: group.optimizer for number, group in enumerate(config.groups) if group.optimizer}
+    shared = [group for group in chosen if group.get(OWN) not in own]
+    parts = _parts(config, module, shared, guard, "optimizer") if shared or not own else []
+    for number, optimizer in own.items():
+        its = [group for group in chosen if group.get(OWN) == number]
+        parts += _parts(optimizer, module, its, guard, f"optimizer.groups.{number}.optimizer")
     if len(parts) == 1:
         return parts[0]
     if closed := [type(part).__name__ for part in parts if needs_closure(part)]:
