@@ -88,6 +88,11 @@ class Feature:
         return self.names
 
     @property
+    def unit_width(self) -> int:
+        """The numbers that `in_units` takes for each sample; 0 if they have no other units."""
+        return len(self.scales)
+
+    @property
     def unscaled(self) -> Feature:
         """The same in its own units, as it stands in a table."""
         return dataclasses.replace(self, scales={})

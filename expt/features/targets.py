@@ -269,6 +269,10 @@ class Numbers(Feature):
     def settings(self) -> Mapping[str, Any]:
         return {"target_transform": self.transform} if self.transform else {}
 
+    @property
+    def unit_width(self) -> int:
+        return len(self.names if self.transform else self.scales)
+
     def in_units(self, values: Tensor) -> Tensor:
         found = super().in_units(values) if self.scales else values.double()
         return getattr(torch, _INVERSE[self.transform])(found) if self.transform else found

@@ -71,7 +71,7 @@ class Complete(nn.Module):
             fix = "leave --preprocess out, and standardise in float64"
             warn(f"--preprocess: the numbers of {listed(coarse)} are too large for float32; {fix}")
         self.model, self._preprocess, self._targets = trained.model, trained.preprocess, targets
-        self._has_units = bool(targets.scales or getattr(targets, "transform", ""))
+        self._has_units = targets.unit_width > 0
 
     def forward(self, samples: Tensor) -> Any:
         """Return the outputs of the model, in units."""

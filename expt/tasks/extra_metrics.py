@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,6 +21,9 @@ from expt.tasks.task import Task
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+States = list[dict[str, Any]]
+"""A worker's states of a metric's parts, by name."""
+
 
 class ExtraMetrics:
     """Metrics by name that only evaluations measure; empty between two of them.
@@ -32,53 +34,50 @@ class ExtraMetrics:
     def __init__(
         self, metrics: Mapping[str, Metric], targets: Feature | None = None, *, warns: bool = False
     ) -> None:
-        self._metrics, self._warns = metrics, warns
-        self._targets = targets or Anything()
+        self._targets, self._warns = targets or Anything(), warns
+        # Sums of squares far from 0 would lose their digits
+        dtype = torch.float64 if self._targets.scales else None
+        self._metrics = {name: _Shared(metric, dtype) for name, metric in metrics.items()}
         self._has_warned = False
         self._are_nan: set[str] = set()
-        """The metrics that were nan once, which is said once."""
-        self._batches = 0
-        self._given: tuple[Any, Any] = (None, None)
-        """The last predictions and targets."""
-        self._everyones: dict[int, list[Tensor]] = {}
-        """All workers' values of a state, by the identity of this worker's tensor."""
-        for part in itertools.chain.from_iterable(map(_parts, metrics.values())):
-            # Its `compute` calls this in place of a collective of its own.
-            part.distributed_available_fn = lambda: bool(self._everyones)
-            part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
-            if self._targets.scales:  # sums of squares far from 0 would lose their digits
-                part.set_dtype(torch.float64)
+        """The metrics that were nan once, of which it warns once."""
+        self._empty()
 
     @property
     def names(self) -> Sequence[str]:
         """Their names."""
         return [*self._metrics]
 
+    def _empty(self) -> None:
+        for metric in self._metrics.values():
+            metric.metric.reset()
+        self._measured: list[str] = []
+        """The metrics that have seen a batch."""
+        self._given: tuple[Any, Any] = (None, None)
+        """The last predictions and targets, for messages."""
+
     @torch.no_grad()
     def update(self, task: Task, outputs: Any, batch: Batch) -> None:
         """Count a batch. Raises ConfigError for a metric that does not take it."""
-        due = {name: x for name, x in self._metrics.items() if batch.progress.measures(name)}
+        due = [name for name in self._metrics if batch.progress.measures(name)]
         if batch.weightless or not due:
             return
-        predictions, targets = self._in_units(*task.predictions(outputs, batch))
-        self._given, self._batches = (predictions, targets), self._batches + 1
-        for name, metric in due.items():
+        self._measured, self._given = due, self._in_units(*task.predictions(outputs, batch))
+        for name in due:
+            metric = self._metrics[name].metric
             with _explained(name, metric, self._given):
-                metric.update(predictions, targets)
+                metric.update(*self._given)
 
     def _in_units(self, predictions: Any, targets: Any) -> tuple[Any, Any]:
-        number = len(self._targets.scales)
-        if getattr(self._targets, "transform", ""):
-            number = len(self._targets.names)
-        if not number:
+        if not (width := self._targets.unit_width):
             return predictions, targets
         both = predictions, targets
-        if all(isinstance(one, Tensor) and one[:1].numel() == number for one in both):
+        if all(isinstance(one, Tensor) and one[:1].numel() == width for one in both):
             return self._targets.in_units(predictions), self._targets.in_units(targets)
         if self._warns and not self._has_warned:
             warn(
                 f"{', '.join(self._metrics)}: measured on standardised targets, because"
-                f" they and the predictions are not {number} a sample: targets"
+                f" they and the predictions are not {width} a sample: targets"
                 f" {described(targets)}, predictions {described(predictions)}"
             )
         self._has_warned = True
@@ -93,87 +92,98 @@ class ExtraMetrics:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
-            for name, metric in self._metrics.items():
-                value = None
+            for name in self._measured:
+                metric, value = self._metrics[name].metric, None
                 few = contextlib.suppress(ValueError, RuntimeError)  # too few samples, maybe
                 with _explained(name, metric, self._given), few:
                     value = metric.compute()
                 if value is not None:
                     _number(name, value)
-                metric.reset()
-        self._batches = 0
+        self._empty()
 
     @torch.no_grad()
-    def compute(
-        self, gather: Callable[[Any], list[Any]], left_out: Collection[str] = ()
-    ) -> dict[str, float]:
-        """Return the values over all workers' batches but for those `left_out`, and reset.
+    def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """Return the values of metrics that were measured, over all workers' batches, and reset.
 
-        A collective: `gather`, which every worker calls twice, returns all workers' values by rank.
-        Raises ConfigError for a metric that is not one number.
+        A collective: `gather`, which every worker calls as often, returns all workers' values by
+        rank. Raises ConfigError for a metric that is not one number.
         """
-        metrics = {name: one for name, one in self._metrics.items() if name not in left_out}
-        if not metrics:
+        if not self._metrics:
             return {}
-        mine: dict[str, Any] | None = None
-        if self._batches:  # tensors, or lists with an entry per batch or sample
-            mine = {
-                name: [dict(part.metric_state) for part in _parts(metric)]
-                for name, metric in metrics.items()
-            }
+        mine = {name: self._metrics[name].states() for name in self._measured}
         # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part
         # in it, and it pads.
-        seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs is not None]
-        values: dict[str, float] | None = None
-        if mine is not None:  # torchmetrics warns of a metric that has seen nothing
-            values = {
-                name: self._value(name, [theirs[name] for theirs in seen]) for name in metrics
-            }
-        for metric in metrics.values():
-            metric.reset()
-        self._batches = 0
-        # The same on all workers
-        found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)
-        self._warn_of_nan(found)
-        return found
+        seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs]
+        # torchmetrics warns of a metric that has seen nothing
+        values = {name: self._value(name, [theirs[name] for theirs in seen]) for name in mine}
+        if seen:  # the same on all workers that have any
+            values = next(theirs for theirs in gather(values) if theirs)
+        self._warn_of_nan(values)
+        self._empty()
+        return values
 
-    def _warn_of_nan(self, found: Mapping[str, float]) -> None:
-        fresh = [name for name, value in found.items() if not math.isfinite(value)]
+    def _value(self, name: str, everyones: Sequence[States]) -> float:
+        shared = self._metrics[name]
+        with _explained(name, shared.metric, self._given):
+            value = shared.compute(everyones)
+        return _number(name, value)
+
+    def _warn_of_nan(self, values: Mapping[str, float]) -> None:
+        fresh = [name for name, value in values.items() if not math.isfinite(value)]
         fresh = [name for name in fresh if name not in self._are_nan]
         self._are_nan.update(fresh)
         if not (fresh and self._warns):
             return
         predictions, targets = map(_range, self._given)
         for name in fresh:
-            kind = type(self._metrics[name]).__name__
+            kind = type(self._metrics[name].metric).__name__
             warn(
-                f"task.metrics.{name}: {kind} is {found[name]} for predictions ({predictions}) and"
+                f"task.metrics.{name}: {kind} is {values[name]} for predictions ({predictions}) and"
                 f" targets ({targets}); choose a metric that is defined for them"
             )
 
-    def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
-        metric = self._metrics[name]
+
+class _Shared:
+    """A metric of torchmetrics that computes over the states of all workers.
+
+    torchmetrics asks two functions of a metric whether to gather its states, and for all workers'
+    values of each; they answer with values that were gathered before.
+    """
+
+    def __init__(self, metric: Metric, dtype: torch.dtype | None) -> None:
+        self.metric = metric
+        found = (one for one in metric.modules() if hasattr(one, "metric_state"))
+        self._parts = [cast("Metric", one) for one in found]
+        """The metric, and those that it is made of."""
+        self._everyones: dict[int, list[Tensor]] = {}
+        """All workers' values of a state, by the identity of this worker's tensor."""
+        for part in self._parts:
+            part.distributed_available_fn = lambda: bool(self._everyones)
+            part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
+            if dtype is not None:
+                part.set_dtype(dtype)
+
+    def states(self) -> States:
+        """Return the states of its parts: tensors, or lists with an entry per batch or sample."""
+        return [dict(part.metric_state) for part in self._parts]
+
+    def compute(self, everyones: Sequence[States]) -> Any:
+        """Return the value as if it had seen all workers' batches, one worker after another."""
+        if len(everyones) > 1:
+            for part, theirs in zip(self._parts, zip(*everyones, strict=True), strict=True):
+                self._merge(part, theirs)
         try:
-            with _explained(name, metric, self._given):
-                if len(everyones) > 1:
-                    each = zip(*everyones, strict=True)
-                    for part, theirs in zip(_parts(metric), each, strict=True):
-                        self._merge(part, theirs)
-                value = metric.compute()
+            return self.metric.compute()
         finally:
             self._everyones.clear()
-        return _number(name, value)
 
-    def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
-        """Have `part` compute as if it had seen all workers' batches, one worker after another."""
+    def _merge(self, part: Metric, everyones: Sequence[dict[str, Any]]) -> None:
         for name, own in part.metric_state.items():
-            states = mapped(
-                lambda tensor: tensor.to(part.device), [theirs[name] for theirs in everyones]
-            )
+            values = mapped(lambda one: one.to(part.device), [states[name] for states in everyones])
             if isinstance(own, Tensor):
-                self._everyones[id(own)] = states  # to be reduced by torchmetrics
+                self._everyones[id(own)] = values  # to be reduced by torchmetrics
             else:
-                setattr(part, name, [entry for state in states for entry in state])
+                setattr(part, name, [entry for value in values for entry in value])
 
 
 def _range(values: Any) -> str:
@@ -209,13 +219,6 @@ def build(
                     "sync_on_compute=false: would leave other workers' samples out; leave it out"
                 )
     return ExtraMetrics(metrics, targets, warns=warns)
-
-
-def _parts(metric: Metric) -> list[Metric]:
-    """Return the metric, and those that it is made of."""
-    return [
-        cast("Metric", module) for module in metric.modules() if hasattr(module, "metric_state")
-    ]
 
 
 def _number(name: str, value: Any) -> float:

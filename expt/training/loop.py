@@ -257,7 +257,7 @@ def evaluate(
                     observe(measured, outputs)
     total = sum_across_workers(sums.values, len(learner.task.reductions))
     averages = sums.averages(total)
-    extra = learner.extra_metrics.compute(gather_across_workers, left_out)
+    extra = learner.extra_metrics.compute(gather_across_workers)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 
 

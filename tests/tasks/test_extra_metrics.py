@@ -3,6 +3,7 @@ them all.
 """
 
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from expt.config.constraints import Target
-from expt.data.loading import Batch
+from expt.data.loading import Batch, Progress
 from expt.errors import ConfigError
 from expt.features import Anything, Feature, Numbers
 from expt.late import Late
@@ -143,6 +144,14 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
+def test_an_evaluation_of_which_no_worker_measures_a_batch_gives_nothing() -> None:
+    found, task = metrics(Classification()), Classification()
+    rare = Progress(left_out=("auroc", "f1", "highest"))
+    later = samples(task)[0]._replace(progress=rare)
+    assert values_of(task, [later], found) == values_of(task, [], found) == {}
+    assert values_of(task, samples(task), found) == values_of(task, samples(task), metrics(task))
+
+
 class Boxes(Task):
     def loss(self, outputs: Any, batch: Batch) -> Sum:
         return torch.zeros(()), batch.size
@@ -185,6 +194,21 @@ class Squares(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         return (outputs - batch.targets).square().sum(), len(outputs)
+
+
+@pytest.mark.parametrize("tries", [True, False])
+def test_nothing_of_a_batch_is_kept(tries: bool) -> None:
+    """As a tensor of a GPU would be held until the next evaluation."""
+    found = ExtraMetrics({"error": torchmetrics.MeanSquaredError()})
+    batch = Batch(None, torch.zeros(2, 1), 2)
+    held = weakref.ref(batch.targets)
+    if tries:
+        found.try_out(Squares(), torch.ones(2, 1), batch)
+    else:
+        found.update(Squares(), torch.ones(2, 1), batch)
+        assert found.compute(lambda value: [value]) == {"error": 1.0}
+    del batch
+    assert held() is None
 
 
 SCALES = {"price": (250_000.0, 70_000.0), "rooms": (5.0, 1.5), "year": (2000.0, 0.01)}
