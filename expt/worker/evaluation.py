@@ -43,7 +43,7 @@ from expt.training.loop import evaluate, train_epoch
 from expt.training.own_state import load_own_state
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
-from expt.worker import build, rank_health
+from expt.worker import build
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
@@ -288,7 +288,7 @@ def time_steps(request: RunRequest, worker: Worker) -> str:
     eval_s = _time_evaluation(run, PREFLIGHT_STEPS)
     run.health.end_epoch(run.sums.values, wish=lambda: False)
     if worker.rank == 0:
-        found = rank_health.scalars(run.health.readings).items()
+        found = run.health.scalars().items()
         tried = {
             "start_s": start_s,
             "first_step_s": steps_s[0],

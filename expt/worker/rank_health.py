@@ -41,10 +41,10 @@ class Reading(NamedTuple):
     wish: float
     """1 where this rank wants pictures of the next evaluation; rank 0's counts."""
     weights: float = 0.0
-    """The checksum of the parameters."""
+    """The checksum of the parameters, if they are compared."""
 
 
-NUMBERS = len(Reading._fields)
+NUMBERS, CHECKSUM = len(Reading._fields), Reading._fields.index("weights")
 
 
 class RankHealth:
@@ -73,7 +73,7 @@ class RankHealth:
 
     def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
         """Return the sum of `sums` over all workers; the same collective gathers the readings."""
-        device, size = self._worker.device, self._worker.world_size
+        device = self._worker.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the sums are waited for anyway
         now = time.perf_counter()
@@ -86,21 +86,30 @@ class RankHealth:
             device=device,
             wish=wish(),
         )
-        weights = checksum(self._learner.module.parameters() if self._check_weights else ())
-        own = row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
+        own = self._row(mine)
         self.spent_s += time.perf_counter() - now
         largest = len(self._learner.task.reductions)
         total = collectives.sum_across_workers(torch.cat([own, sums]), largest)
-        self.readings = readings(total[: len(own)])
+        rows = total[: len(own)].view(-1, NUMBERS)
+        self.readings = [Reading(*numbers) for numbers in rows.tolist()]
         return total[len(own) :]
+
+    def _row(self, mine: Reading) -> Tensor:
+        """Return a table of all ranks, with zeros for others; doesn't wait for the device."""
+        rank, size = self._worker.rank, self._worker.world_size
+        table = torch.zeros(size, NUMBERS, dtype=torch.float64)
+        table[rank] = torch.tensor(mine, dtype=torch.float64)
+        table = table.to(self._worker.device)
+        if self._check_weights:
+            table[rank, CHECKSUM] = checksum(self._learner.module.parameters())
+        return table.flatten()
 
     def refuse_unequal(self) -> None:
         """Raise RunFailed if the ranks have different weights; with unlike devices warn once.
 
         A collective, and after another one that follows when rank 0 has shown the readings.
         """
-        shards = self._learner.strategy.shards
-        ranks = unequal(self.readings, shards)
+        ranks, shards = self._unequal(), self._learner.strategy.shards
         if not ranks or self._rounds_differently:
             return
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -112,6 +121,32 @@ class RankHealth:
         self._rounds_differently = True
         why = f"{listed(sorted(kinds))} may round differently"
         self._worker.warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
+
+    def _unequal(self) -> list[int]:
+        """Return the ranks whose weights differ from those of the first replica."""
+        weights, shards = [one.weights for one in self.readings], self._learner.strategy.shards
+        return [rank for rank, one in enumerate(weights) if one != weights[rank % shards]]
+
+    def scalars(self) -> dict[str, float]:
+        """Return the curves of the readings for TensorBoard."""
+        found = self.readings
+        values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
+        if not math.isnan(found[0].gpu_memory_mib):
+            values[tags.GPU_MIB] = max(one.gpu_memory_mib for one in found)
+        if not math.isnan(found[0].gpu_utilisation):
+            values["ranks/gpu_utilisation"] = statistics.fmean(one.gpu_utilisation for one in found)
+        if len(found) > 1:
+            steps_ms = [one.step_ms for one in found]
+            values |= {
+                "ranks/step_ms_min": min(steps_ms),
+                "ranks/step_ms_median": statistics.median(steps_ms),
+                "ranks/step_ms_max": max(steps_ms),
+                "ranks/unequal_weights": float(len(self._unequal())),
+            }
+            share = statistics.fmean(one.all_reduce_share for one in found)
+            if not math.isnan(share):
+                values["ranks/all_reduce_share"] = share
+        return values
 
 
 def reading(
@@ -148,45 +183,3 @@ def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
         # Each has another weight, so that a swap of two is noticed; the product wraps around.
         total = part if total is None else total * 1_000_003 + part
     return torch.zeros(()).double() if total is None else (total & ((1 << _BITS) - 1)).double()
-
-
-def row(
-    mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device
-) -> Tensor:
-    """Return a table, float64 [world_size * NUMBERS], with zeros for other ranks."""
-    table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
-    table[rank] = torch.tensor(mine)
-    table = table.to(device)
-    table[rank, -1] = weights
-    return table.flatten()
-
-
-def readings(table: Tensor) -> list[Reading]:
-    """Return the readings of all ranks from the sum of their rows; waits for the device."""
-    return [Reading(*numbers) for numbers in table.view(-1, NUMBERS).tolist()]
-
-
-def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
-    """Return the curves of the readings for TensorBoard."""
-    values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
-    if not math.isnan(found[0].gpu_memory_mib):
-        values[tags.GPU_MIB] = max(one.gpu_memory_mib for one in found)
-    if not math.isnan(found[0].gpu_utilisation):
-        values["ranks/gpu_utilisation"] = statistics.fmean(one.gpu_utilisation for one in found)
-    if len(found) > 1:
-        steps_ms = [one.step_ms for one in found]
-        values |= {
-            "ranks/step_ms_min": min(steps_ms),
-            "ranks/step_ms_median": statistics.median(steps_ms),
-            "ranks/step_ms_max": max(steps_ms),
-            "ranks/unequal_weights": float(len(unequal(found, shards))),
-        }
-        share = statistics.fmean(one.all_reduce_share for one in found)
-        if not math.isnan(share):
-            values["ranks/all_reduce_share"] = share
-    return values
-
-
-def unequal(found: list[Reading], shards: int = 1) -> list[int]:
-    """Return the ranks whose weights differ from those of the first replica."""
-    return [rank for rank, one in enumerate(found) if one.weights != found[rank % shards].weights]

@@ -31,7 +31,7 @@ from expt.training import random_state, schedules
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
-from expt.worker import build, comparison, diagnosis, fault, first_weights, rank_health
+from expt.worker import build, comparison, diagnosis, fault, first_weights
 from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
@@ -355,8 +355,7 @@ class Run:
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
         if self.config.tensorboard.health:
-            shards = self.learner.strategy.shards
-            self.record.log(rank_health.scalars(self.health.readings, shards), all_of="ranks/")
+            self.record.log(self.health.scalars(), all_of="ranks/")
         self.observer.end_epoch()
         scheduler = self.learner.scheduler
         by_epoch = self.learner.scheduler_interval == "epoch"

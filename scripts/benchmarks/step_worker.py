@@ -31,7 +31,7 @@ from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
-from expt.worker import build, rank_health
+from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 from expt.worker.rank_health import RankHealth
 
@@ -152,7 +152,7 @@ class ExptEpoch:
         self._train(dashboard.watch(self._batches(steps)), position, sums, dashboard.before_update)
         health = RankHealth(learner, position, worker, check_weights=True)
         health.end_epoch(sums.values, wish=dashboard.wants_review)
-        dashboard.values(rank_health.scalars(health.readings))
+        dashboard.values(health.scalars())
         dashboard.expect_evaluation(review=bool(health.readings[0].wish))
         dashboard.end_epoch()
         self._evaluate(dashboard.review())

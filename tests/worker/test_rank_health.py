@@ -31,24 +31,21 @@ from tests.worker.conftest import ALONE
 CPU = torch.device("cpu")
 
 
-def table(*changes: dict[str, float]) -> list[rank_health.Reading]:
-    """What ranks with these readings and the weights 2**47 + 1 tell one another."""
-    mine = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=0.5, device=CPU, wish=False)
-    rows = [
-        rank_health.row(
-            mine._replace(**change),
-            torch.tensor(change.get("weights", 2.0**47 + 1), dtype=torch.float64),
-            rank=rank,
-            world_size=len(changes),
-            device=CPU,
-        )
-        for rank, change in enumerate(changes)
-    ]
-    return rank_health.readings(torch.stack(rows).sum(0))
+def reading(all_reduce_s: float | None = 0.5) -> rank_health.Reading:
+    return rank_health.reading(
+        steps=10, seconds=2.0, all_reduce_s=all_reduce_s, device=CPU, wish=False
+    )
+
+
+def scalars(*changes: dict[str, float]) -> dict[str, float]:
+    """Return the curves of ranks with these readings and the same weights."""
+    health = rank_health.RankHealth(learner(plain()), Position(4, 8), ALONE, check_weights=True)
+    health.readings = [reading()._replace(**change) for change in changes]
+    return health.scalars()
 
 
 def test_a_straggler_shows() -> None:
-    found = rank_health.scalars(table({}, {"step_ms": 400.0}, {}, {"memory_mib": 1e6}))
+    found = scalars({}, {"step_ms": 400.0}, {}, {"memory_mib": 1e6})
     assert (
         found["ranks/step_ms_min"],
         found["ranks/step_ms_median"],
@@ -59,17 +56,17 @@ def test_a_straggler_shows() -> None:
     assert found["ranks/unequal_weights"] == 0
     assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
     assert not any(math.isnan(value) for value in found.values())
-    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "one worker alone"
+    assert scalars({}).keys() == {"memory/worker_mib"}, "one worker alone"
 
 
 def test_what_nobody_has_measured_is_no_number() -> None:
     """Leave out a share that one rank lacks, and report no negative times."""
-    unknown = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=None, device=CPU, wish=False)
+    unknown = reading(None)
     assert unknown.step_ms == 200
-    found = rank_health.scalars(table({}, unknown._asdict()))
+    found = scalars({}, unknown._asdict())
     assert "ranks/all_reduce_share" not in found
     assert (found["ranks/step_ms_min"], found["ranks/step_ms_max"]) == (150, 200)
-    fallen = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=-0.5, device=CPU, wish=False)
+    fallen = reading(-0.5)
     assert (fallen.step_ms, fallen.all_reduce_share) == (200, 0)
 
 
@@ -93,8 +90,12 @@ def warned_of(worker: Worker) -> int:
     """How often unequal weights of ranks on unlike devices are warned of, in two epochs."""
     torch.backends.cpu.get_cpu_capability = lambda: f"kind {worker.rank}"
     torch.cuda.get_device_name = lambda *_: f"kind {worker.rank}"
-    health = rank_health.RankHealth(learner(plain()), Position(4, 8), worker, check_weights=True)
-    health.readings = table({}, {"weights": 2.0**47})
+    module = plain()
+    weight = next(module.parameters()).detach().fill_(1.0)
+    weight[0, 0] += worker.rank * torch.finfo(weight.dtype).eps  # its last bit
+    health = rank_health.RankHealth(learner(module), Position(4, 8), worker, check_weights=True)
+    health.end_epoch(torch.zeros(3, dtype=torch.float64), wish=lambda: False)
+    assert health.scalars()["ranks/unequal_weights"] == 1
     with contextlib.redirect_stderr(io.StringIO()) as said:
         health.refuse_unequal()
         health.refuse_unequal()
