@@ -42,29 +42,21 @@ def build_scheduler(
         return _custom_scheduler(config, optimizer, **length)
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
-    length["total_steps"] = groups.planned_steps(config, **length) or total_steps
-    ends = [group.get(TRAINED_EPOCHS, math.inf) for group in optimizer.param_groups]
-    ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
-    if not isinstance(config, groups.OneCycle):
-        shared = lr_factor(config, rate_of(optimizer), **length)
-        factors = dict.fromkeys((None, *own_numbers(optimizer)), shared)
-        for number, schedule in ((n, one.scheduler) for n, one in enumerate(own) if one.scheduler):
-            planned = groups.planned_steps(schedule, **length) or length["total_steps"]
-            its = {**length, "total_steps": planned}
-            factors[number] = lr_factor(schedule, rate_of(optimizer, number), **its)
-        of_groups = [factors[group.get(OWN)] for group in optimizer.param_groups]
-        return Schedule(optimizer, [*map(_until, ends, of_groups)])
-    cycled = ("momentum", "betas")
-    return OneCycle(
-        optimizer,
-        ends,
-        max_lr=[group["lr"] for group in optimizer.param_groups],
-        total_steps=max(length["total_steps"], 2),
-        pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by 0 in a rise of one step
-        div_factor=1 / config.start_factor,
-        final_div_factor=config.start_factor / config.end_factor,
-        cycle_momentum=any(all(group.get(k) for group in optimizer.param_groups) for k in cycled),
-    )
+    planned = {**length, "total_steps": groups.planned_steps(config, **length) or total_steps}
+    ends = [
+        round(group[TRAINED_EPOCHS] * steps_per_epoch) if TRAINED_EPOCHS in group else math.inf
+        for group in optimizer.param_groups
+    ]
+    if isinstance(config, groups.OneCycle):
+        return OneCycle(config, optimizer, ends, planned["total_steps"])
+    shared = lr_factor(config, rate_of(optimizer), **planned)
+    factors = dict.fromkeys((None, *own_numbers(optimizer)), shared)
+    for number, schedule in ((n, one.scheduler) for n, one in enumerate(own) if one.scheduler):
+        total = groups.planned_steps(schedule, **planned) or planned["total_steps"]
+        own_plan = {**planned, "total_steps": total}
+        factors[number] = lr_factor(schedule, rate_of(optimizer, number), **own_plan)
+    of_groups = [factors[group.get(OWN)] for group in optimizer.param_groups]
+    return Schedule(optimizer, [*map(_until, ends, of_groups)])
 
 
 def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]:
@@ -104,9 +96,20 @@ class Schedule(LambdaLR):
 class OneCycle(OneCycleLR):
     """torch's, which stays at its end when the run continues, and ends sooner for some groups."""
 
-    def __init__(self, optimizer: Optimizer, ends: Sequence[float], **settings: Any) -> None:
+    def __init__(
+        self, config: groups.OneCycle, optimizer: Optimizer, ends: Sequence[float], total_steps: int
+    ) -> None:
         self._ends = [*ends]  # first, for torch's takes the first step
-        super().__init__(optimizer, **settings)
+        every, cycled = optimizer.param_groups, ("momentum", "betas")
+        super().__init__(
+            optimizer,
+            max_lr=[group["lr"] for group in every],
+            total_steps=max(total_steps, 2),
+            pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by 0 in a rise of one step
+            div_factor=1 / config.start_factor,
+            final_div_factor=config.start_factor / config.end_factor,
+            cycle_momentum=any(all(group.get(key) for group in every) for key in cycled),
+        )
 
     def step(self, epoch: int | None = None) -> None:
         """Set the next step's learning rate and momentum."""
@@ -145,8 +148,9 @@ def _custom_scheduler(
     config: groups.TargetScheduler, optimizer: Optimizer, **length: int
 ) -> LRScheduler:
     """Build a custom schedule; refuse an interval that does not fit its class."""
-    counts = _step_counts(config, **length)
-    scheduler = user_class.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
+    cls = user_class.resolve(config.target, LRScheduler)
+    whose, counts = f"scheduler._target_={config.target}", _step_counts(cls, config, **length)
+    scheduler = user_class.construct(whose, cls, (optimizer,), {**counts, **config.kwargs})
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
@@ -161,13 +165,13 @@ def _custom_scheduler(
 
 
 def _step_counts(
-    config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
+    cls: type, config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
 ) -> dict[str, int]:
-    """Return the numbers of steps that its constructor names, and its YAML does not give."""
+    """Return the numbers of steps that a schedule's class takes, and its YAML does not give."""
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     if config.interval == "epoch":
         known = {"total_steps": math.ceil(total_steps / steps_per_epoch), "steps_per_epoch": 1}
-    parameters = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
+    parameters = inspect.signature(cls).parameters
     open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
     return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
 
@@ -185,7 +189,7 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
     times = math.ceil(min(length.has(unit), MAX_TRIED + 1))
     if cls.__module__ != LRScheduler.__module__ or times > MAX_TRIED:
         return {}
-    counts = _step_counts(config, steps_per_epoch=length.per_epoch, total_steps=length.steps)
+    counts = _step_counts(cls, config, steps_per_epoch=length.per_epoch, total_steps=length.steps)
 
     def rates(changed: Mapping[str, Any]) -> list[Any]:
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
@@ -224,7 +228,8 @@ def plan(config: groups.Scheduler, **length: int) -> int | None:
     """Return how often the schedule is advanced to the end of its plan; None without an end."""
     if not isinstance(config, groups.TargetScheduler):
         return groups.planned_steps(config, **length)
-    total: int | None = {**config.kwargs, **_step_counts(config, **length)}.get("total_steps")
+    counts = _step_counts(user_class.resolve(config.target, LRScheduler), config, **length)
+    total: int | None = {**config.kwargs, **counts}.get("total_steps")
     return total
 
 
