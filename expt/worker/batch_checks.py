@@ -24,7 +24,7 @@ from expt.training import batch_norm, collectives, patches
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.strategy import can_be_cut, in_parts
-from expt.worker.custom_code import SAMPLES, Copies, Look, first_samples
+from expt.worker.copies import SAMPLES, Copies, Look, first_samples
 from expt.worker.sum_check import TRAINING, check_sums
 
 NEAR_OUTPUTS, ABOUT_OUTPUTS = 1e-3, 0.1

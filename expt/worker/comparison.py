@@ -45,7 +45,7 @@ from expt.training.sharding import gather_state, local, num_parameters, shard_as
 from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import build
 from expt.worker.checkpoints import Snapshot
-from expt.worker.custom_code import Copies
+from expt.worker.copies import Copies
 from expt.worker.diagnosis import in_words, lost_peers
 from expt.worker.sum_check import check_sums
 

@@ -1,13 +1,12 @@
-"""Checks of custom code: outputs, metrics, untrained tensors, lost state; copies to try it on."""
+"""Checks of custom code in its first steps: its outputs, its metrics, and its state."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,22 +20,27 @@ from expt.data.build import keep_doubles
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
 from expt.data.loader import Loader
-from expt.data.loading import Batch, leaves, named_leaves
+from expt.data.loading import named_leaves
 from expt.errors import ConfigError, described, listed
 from expt.tasks.task import Task
-from expt.training import batch_norm, collectives, random_state
+from expt.training import collectives, random_state
 from expt.training.callback import Callback
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, trained_names
 from expt.training.optim import parts_of
-from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker.rank_health import UNEQUAL
 
 FEW = 2
 """Samples on which metrics are tried."""
-SAMPLES = 8
-"""Samples on which a custom model or task is tried."""
-T = TypeVar("T")
+
+
+class _Own(NamedTuple):
+    """An object of a custom class."""
+
+    key: str
+    """The setting that names the class: task, scheduler, optimizer, model or callbacks."""
+    where: str
+    value: object
 
 
 class FirstSteps:
@@ -55,19 +59,8 @@ class FirstSteps:
         self._parameters = {id(each): each for each in learner.module.parameters()}
         self._watched: dict[str, Watched] = {}
         self._reported: set[str] | None = None
-        keys = "task", "optimizer", "scheduler", "model"
-        custom = {key for key in keys if isinstance(getattr(config, key), constraints.Target)}
-        every = groups.optimizers(config.optimizer)
-        custom |= {"optimizer" for each in every if isinstance(each, constraints.Target)}
-        self._is_custom = bool(custom or callbacks)
-        parts: dict[str, Any] = {"task": learner.task, "scheduler": learner.scheduler}
-        for n, one in enumerate(parts_of(learner.optimizer)):
-            parts["optimizer" if one is learner.optimizer else f"optimizer.{n}"] = one
-        if not config.is_sharded:
-            named = learner.module.named_modules()
-            parts |= {f"model.{name}".rstrip("."): one for name, one in named}
-        self._objects = {at: one for at, one in parts.items() if at.partition(".")[0] in custom}
-        self._objects |= {f"callbacks.{index}": one for index, one in enumerate(callbacks)}
+        self._objects = _own_objects(config, learner, callbacks)
+        self._is_custom = bool(self._objects) or isinstance(config.model, constraints.Target)
 
     def step(self) -> None:
         """Check the model after the first step, and note the state of custom code.
@@ -83,7 +76,7 @@ class FirstSteps:
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
-        watched, known = dict(self._objects), self._known()
+        watched, known = {own.where: own.value for own in self._objects}, self._known()
         if self._is_custom:
             watched |= changes.own_modules_and_classes()
         return {where: Watched(one, known, *_methods(one)) for where, one in watched.items()}
@@ -108,11 +101,11 @@ class FirstSteps:
 
     def _report_untrained(self) -> None:
         """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
-        for where, owner in self._objects.items():
+        for own in self._objects:
             names = [
                 name
-                for attribute, value in changes.attributes(owner).items()
-                for name, one in named_leaves(value, f"{where}.{attribute}")
+                for attribute, value in changes.attributes(own.value).items()
+                for name, one in named_leaves(value, f"{own.where}.{attribute}")
                 if one.is_leaf and one.grad is not None and id(one) not in self._parameters
             ]
             problem = (
@@ -120,9 +113,9 @@ class FirstSteps:
                 " holds it; make it an nn.Parameter or a submodule of the model, several an"
                 " nn.ModuleList or nn.ModuleDict, or freeze it by requires_grad_(False)"
             )
-            if names and where.startswith("model"):
+            if names and own.key == "model":
                 raise ConfigError(problem)
-            if names and where == "task":
+            if names and own.key == "task":
                 self._worker.warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
@@ -169,6 +162,24 @@ class FirstSteps:
             found += [each, each.state, each.param_groups]
         found.append(self._learner.scheduler)
         return {id(each): each for each in found}
+
+
+def _own_objects(config: RunConfig, learner: Learner, callbacks: Sequence[Callback]) -> list[_Own]:
+    """Return the objects of custom classes; of a sharded model no module."""
+    found, custom = list[_Own](), constraints.Target
+    if isinstance(config.task, custom):
+        found.append(_Own("task", "task", learner.task))
+    if isinstance(config.scheduler, custom):
+        found.append(_Own("scheduler", "scheduler", learner.scheduler))
+    if any(isinstance(each, custom) for each in groups.optimizers(config.optimizer)):
+        for n, part in enumerate(parts_of(learner.optimizer)):
+            where = "optimizer" if part is learner.optimizer else f"optimizer.{n}"
+            found.append(_Own("optimizer", where, part))
+    if isinstance(config.model, custom) and not config.is_sharded:
+        named = learner.module.named_modules()
+        found += (_Own("model", f"model.{name}".rstrip("."), part) for name, part in named)
+    found += (_Own("callbacks", f"callbacks.{n}", one) for n, one in enumerate(callbacks))
+    return found
 
 
 def _shapes(module: nn.Module) -> dict[str, Any]:
@@ -226,54 +237,3 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
         with learner.precision.autocast():
             outputs = task.forward(module.eval(), batch)
         learner.extra_metrics.try_out(task, outputs, batch)
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Copies of the model, the task and samples, on which code is tried that may change them."""
-
-    learner: Learner
-    device: torch.device
-
-    @contextlib.contextmanager
-    def trying(self) -> Iterator[None]:
-        """Run the body in the learner's precision, without gradients and compiled code.
-
-        Random numbers are restored after it.
-        """
-        autocast = self.learner.precision.autocast()
-        eager: Any = contextlib.nullcontext()
-        if self.learner.compiled:
-            eager = torch.compiler.set_stance("force_eager")
-        with random_state.kept(self.device), torch.no_grad(), eager, autocast:
-            yield
-
-    def make(self, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
-        """Return all that custom code may change in place, after seeding random numbers."""
-        learner = self.learner
-        parts = (*learner.module.modules(), learner.task)
-        kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
-        # torch refuses to copy tensors that the last step has computed
-        memo: Any = {id(one): one.detach().clone() for one in kept}
-        module, task, batch = copy.deepcopy((learner.module, learner.task, batch), memo)
-        batch_norm.part_from_workers(module)
-        random_state.seed(seed)
-        return module, task, batch
-
-
-class Look:
-    """A few samples of a batch before it is used, and the state of custom modules then."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._few = first_samples(batch) if can_be_cut(batch) and not batch.weightless else None
-        self._watched = [Watched(one, {}) for one in changes.own_modules_and_classes().values()]
-
-    def samples(self) -> Batch | None:
-        """Return them; None if the batch can't be cut, or if its use has changed the state."""
-        return None if any(each.lost({}) for each in self._watched) else self._few
-
-
-def first_samples(batch: Batch, number: int = SAMPLES) -> Batch:
-    """Return a copy of the first samples, which a step may change."""
-    few = copied(part_of(batch, slice(number)))
-    return few._replace(global_size=few.size)

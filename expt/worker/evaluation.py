@@ -1,10 +1,8 @@
-"""Work without training: evaluate the weights of a run, or time a few steps."""
+"""Evaluate the weights of runs without training: one, or the mean of several."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
-from expt.training.loop import evaluate, train_epoch
+from expt.training.loop import evaluate
 from expt.training.own_state import load_own_state
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
@@ -47,7 +45,6 @@ from expt.worker import build
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
-from expt.worker.run import Run
 
 ROUNDING = 0.01
 """How much a number may differ from the run's, relative to it, on another device for example."""
@@ -55,10 +52,6 @@ ROUNDING_OF_LOSSES = 1e-5
 """How much small losses and errors may differ; shares of samples, as accuracy, by two samples."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
-PREFLIGHT_STEPS = 3
-"""The first is slower than the others."""
-SHORT_S, SHORT_STEPS = 0.02, 30
-"""Shorter steps than SHORT_S vary more: SHORT_STEPS of them are timed."""
 
 
 def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker) -> str:
@@ -278,68 +271,3 @@ def _about(
     if isinstance(features.targets, Classes):
         about["class_names"] = list(features.targets.names)
     return about
-
-
-def time_steps(request: RunRequest, worker: Worker) -> str:
-    """Train and evaluate on a few batches, write the times, and return "completed"."""
-    run = Run(request, worker, compares=False)
-    start_s = time.monotonic() - request.waited_since
-    steps_s = _time_steps(run)
-    eval_s = _time_evaluation(run, PREFLIGHT_STEPS)
-    run.health.end_epoch(run.sums.values, wish=lambda: False)
-    if worker.rank == 0:
-        found = run.health.scalars().items()
-        tried = {
-            "start_s": start_s,
-            "first_step_s": steps_s[0],
-            "step_s": statistics.median(steps_s[1:] or steps_s),
-            "eval_s": eval_s,
-            **{name: value for name, value in found if name.startswith("memory/")},
-        }
-        steps_per_epoch = run.position.steps_per_epoch
-        update_result(run.paths, status=COMPLETED, metrics=tried, steps_per_epoch=steps_per_epoch)
-    return COMPLETED
-
-
-def _time_steps(run: Run) -> list[float]:
-    """Return the seconds of each of the run's first steps."""
-    steps_s: list[float] = []
-    device, most, began = run.worker.device, PREFLIGHT_STEPS, time.perf_counter()
-
-    def done() -> bool:
-        nonlocal began, most
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        steps_s.append(time.perf_counter() - began)
-        run.worker.beat()
-        if len(steps_s) == PREFLIGHT_STEPS:
-            total_s = collectives.sum_across_workers(torch.tensor(steps_s[-1], device=device))
-            if total_s.item() < SHORT_S * run.worker.world_size:
-                most = SHORT_STEPS
-        began = time.perf_counter()
-        return len(steps_s) >= most
-
-    run.position.begin_epoch()
-    batches = run.position.marked(run.data.train.epoch(run.position.epoch), run.every)
-    every = run.position.total_steps + 1  # no log point
-    train_epoch(run.learner, batches, run.position, run.sums, log_every=every, between_steps=done)
-    return steps_s
-
-
-def _time_evaluation(run: Run, most: int) -> float:
-    """Return the seconds that an evaluation would take, by its first batches."""
-    if (loader := run.data.evaluated(run.config.eval_split)) is None:
-        return 0.0
-    seen, now = 0, run.position.progress(is_evaluation=True)
-
-    def first(batches: Any) -> Any:
-        nonlocal seen
-        for batch in itertools.islice(batches, most):
-            seen += batch.size
-            run.worker.beat()
-            yield batch._replace(progress=now)
-
-    began = time.perf_counter()
-    evaluate(run.learner, first(loader.evaluation()), run.worker.device)
-    mine = loader.size / run.worker.world_size
-    return (time.perf_counter() - began) * max(1.0, mine / max(1, seen))

@@ -27,7 +27,7 @@ from expt.runs.request import Evaluation, Meeting, RunRequest
 from expt.training import collectives, devices, patches, random_state
 from expt.training.collectives import Worker
 from expt.training.precision import precision_kept, set_precision
-from expt.worker import evaluation, watchdog
+from expt.worker import evaluation, timing, watchdog
 from expt.worker.diagnosis import in_words, where_stuck
 from expt.worker.run import Run
 
@@ -125,7 +125,7 @@ def run_as(
         if isinstance(request.instead, Evaluation):
             return evaluation.measure_weights(request.instead, request, worker)
         if request.instead == "preflight":
-            return evaluation.time_steps(request, worker)
+            return timing.time_steps(request, worker)
         run = Run(request, worker, resumes=source is not None)
         return run.train(source)
 

@@ -15,7 +15,7 @@ from expt.tasks.sums import LOSS, method_of
 from expt.tasks.task import Task
 from expt.training import collectives
 from expt.training.strategy import in_parts, part_of
-from expt.worker.custom_code import Copies, first_samples
+from expt.worker.copies import Copies, first_samples
 
 NEAR, ABOUT = 0.01, 0.2
 """The share by which a sum may differ from that of its halves; ABOUT with noise, or in 16 bits."""

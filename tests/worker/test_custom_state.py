@@ -24,7 +24,8 @@ from expt.runs.result import read_result, update_result
 from expt.training.own_state import load_own_state, own_state, unchanged
 from expt.training.precision import Precision
 from expt.worker import build, fault
-from expt.worker.custom_code import Copies, FirstSteps
+from expt.worker.copies import Copies
+from expt.worker.custom_code import FirstSteps
 from expt.worker.run import Run
 from expt.worker.sum_check import check_sums
 from tests.conftest import Configured
