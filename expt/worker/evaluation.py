@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from expt import progress
@@ -52,16 +51,18 @@ ROUNDING_OF_LOSSES = 1e-5
 """How much small losses and errors may differ; shares of samples, as accuracy, by two samples."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
+Seen = tuple[Tensor, Sequence[Mistakes]]
+"""The confusions of classes, and the worst mistakes."""
 
 
 def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker) -> str:
     """Evaluate the weights of runs, write the numbers to the folder, and return "completed"."""
-    config, paths, split = request.config, request.paths, evaluation.split
+    config, split = request.config, evaluation.split
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     ways, rounds = shared(evaluation.runs, split)
     pairs = zip(evaluation.runs, ways, strict=True)
-    first, *_ = weights = [_Weights.load(run, way, worker) for run, way in pairs]
+    weights = [_Weights.load(run, way, worker) for run, way in pairs]
     members = [one.member for one in weights]
     with sized_by("data"):
         data = {way: _data(evaluation, way, config, worker) for way in dict.fromkeys(ways)}
@@ -71,30 +72,25 @@ def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker)
     features, evaluator = data[0].features, _evaluator(config, members, evaluation.flips, worker)
     pictures, review = _pictures(config, features)
     together = Together([{way: data[way] for way in several} for several in rounds])
-    position, began = first.state["position"], time.perf_counter()
-    at = {key: position[key] for key in ("epoch", "step")}
-    now = Progress(**at, planned=first.record["total_steps"], is_evaluation=True)
-    batches = build.evaluation_batches(together, split, worker, now)
+    began = time.perf_counter()
+    batches = build.evaluation_batches(together, split, worker, weights[0].progress)
     values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gather() if review else None
-    if worker.rank:
-        return COMPLETED
-    about = _about(evaluation, position, values, features)
-    _write_events(values, about, paths, pictures, seen)
-    if seen:
-        about["by_class"] = by_class(seen[0], features.targets.names)
-    metrics = tagged(values, split, worker.warn)
-    if evaluation.own_data and len(members) == 1 and not evaluation.flips:
-        first.warn_of_others(metrics, values.samples, config)
-    update_result(
-        paths,
-        status=COMPLETED,
-        evaluation_of=about,
-        metrics=metrics,
-        eval_s=eval_s,
-        data=features.record,
-    )
+    if worker.rank == 0:
+        about = _about(evaluation, weights[0].progress, values, features, seen)
+        _write_events(values, about, request.paths, pictures, seen)
+        metrics = tagged(values, split, worker.warn)
+        if evaluation.own_data and len(members) == 1 and not evaluation.flips:
+            weights[0].warn_of_others(metrics, values.samples, config)
+        update_result(
+            request.paths,
+            status=COMPLETED,
+            evaluation_of=about,
+            metrics=metrics,
+            eval_s=eval_s,
+            data=features.record,
+        )
     return COMPLETED
 
 
@@ -130,6 +126,12 @@ class _Weights(NamedTuple):
         load_own_state(task, state["workers"], worker.device, worker.rank)
         unmapped = {key: value for key, value in state.items() if key not in ("model", "ema")}
         return cls(Member(trained, task, way), record, unmapped)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run had come with these weights."""
+        at, planned = self.state["position"], self.record["total_steps"]
+        return Progress(epoch=at["epoch"], step=at["step"], planned=planned, is_evaluation=True)
 
     def known(self) -> Mapping[str, float]:
         """Return the numbers that the run itself has measured of these weights, by their tags."""
@@ -239,7 +241,7 @@ def _write_events(
     about: EvaluationOf,
     paths: RunPaths,
     pictures: RunPictures | None,
-    seen: tuple[Tensor, Sequence[Mistakes]] | None,
+    seen: Seen | None,
 ) -> None:
     """Write the event file next to the result."""
     events, step, split = Writer(paths.folder), about["step"], about["split"]
@@ -251,13 +253,14 @@ def _write_events(
 
 
 def _about(
-    evaluation: Evaluation, position: Any, values: Averages, features: Features
+    evaluation: Evaluation, at: Progress, values: Averages, features: Features, seen: Seen | None
 ) -> EvaluationOf:
+    """Return the entry of the result that says which weights and samples were measured."""
     about: EvaluationOf = {
         "run": str(evaluation.runs[0].run),
         "checkpoint": evaluation.runs[0].which,
-        "epoch": position["epoch"],
-        "step": position["step"],
+        "epoch": at.epoch,
+        "step": at.step,
         "split": evaluation.split,
         "own_data": evaluation.own_data,
         "samples": values.samples,
@@ -270,4 +273,6 @@ def _about(
         about["flips"] = True
     if isinstance(features.targets, Classes):
         about["class_names"] = list(features.targets.names)
+    if seen:
+        about["by_class"] = by_class(seen[0], features.targets.names)
     return about

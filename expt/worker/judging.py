@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from expt.config.kinds import metrics_of
+from expt.config.kinds import every_of, metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.build import Data
@@ -42,48 +42,57 @@ class Judge:
     observer: Dashboard
     early_stop: EarlyStop
     record: Record
-    every: Mapping[str, int]
-    """The number of evaluations from one to the next of metrics that not all measure."""
-    is_at_best: bool = False
-    """True while the model has the weights of the best evaluation."""
     has_judged: bool = False
     """True once an evaluation of this attempt has ended."""
+    _is_at_best: bool = False
+    """True while the model has the weights of the best evaluation."""
+
+    def weights_changed(self) -> None:
+        """Note that the model has other weights than those of the last evaluation."""
+        self._is_at_best = False
 
     def judge(self) -> bool:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
-        position, history, began = self.position, self.history, time.perf_counter()
-        readings = [] if history.is_within_epoch else self.health.readings[:1]
-        wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        may_end = position.is_run_done or self.early_stop.may_be_due
-        self.observer.expect_evaluation(review=wishes, may_end=may_end)
-        split = self.config.eval_split
+        began, split = time.perf_counter(), self.config.eval_split
+        self._expect()
         if split is None:
-            self.early_stop.look(history.last, position.step)
+            self.early_stop.look(self.history.last, self.position.step)
         else:
-            history.evaluations += 1
-            every = self.every.items()
-            rare = [name for name, number in every if history.evaluations % number]
-            history.forget(tags.metric(name, split) for name in rare)
-            within = unchanged(self.learner.task, self.worker.device)
-            with contextlib.nullcontext() if self.config.evaluates_epochs else within:
-                self._evaluate(split, rare)
+            self._measure(split)
         self._advance_scheduler()
-        if history.is_within_epoch:
-            for clock in (history, self.health, self.observer):
+        if self.history.is_within_epoch:
+            for clock in (self.history, self.health, self.observer):
                 clock.leave_out(time.perf_counter() - began)
-        is_kept = history.note_evaluation(position.epoch, position.step)
-        self.is_at_best = is_kept and history.bests[0]["step"] == position.step
-        self.has_judged = True
+        step, self.has_judged = self.position.step, True
+        is_kept = self.history.note_evaluation(self.position.epoch, step)
+        self._is_at_best = is_kept and self.history.bests[0]["step"] == step
         if split is not None:
             if not self._draws_best:
                 self.observer.end_evaluation(split, is_last=self._is_last)
             self.record.best()
         return is_kept
 
+    def _expect(self) -> None:
+        """Have the observer prepare for an evaluation, which may be the run's last."""
+        readings = [] if self.history.is_within_epoch else self.health.readings[:1]
+        wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
+        may_end = self.position.is_run_done or self.early_stop.may_be_due
+        self.observer.expect_evaluation(review=wishes, may_end=may_end)
+
+    def _measure(self, split: str) -> None:
+        """Measure the metrics that are due in this evaluation, and forget those that are not."""
+        self.history.evaluations += 1
+        every = every_of(self.config.task).items()
+        rare = [name for name, number in every if self.history.evaluations % number]
+        self.history.forget(tags.metric(name, split) for name in rare)
+        within = unchanged(self.learner.task, self.worker.device)
+        with contextlib.nullcontext() if self.config.evaluates_epochs else within:
+            self._evaluate(split, rare)
+
     def _advance_scheduler(self) -> None:
         if self.learner.scheduler_interval == "epoch":
-            better = metrics_of(self.config.task)
-            always = {name: way for name, way in better.items() if self.every.get(name, 1) == 1}
+            better, every = metrics_of(self.config.task), every_of(self.config.task)
+            always = {name: way for name, way in better.items() if every.get(name, 1) == 1}
             split = self.config.eval_split or "train"
             schedules.advance_after_evaluation(
                 self.learner.scheduler, self.history.last, always, split
@@ -97,7 +106,7 @@ class Judge:
     @property
     def _draws_best(self) -> bool:
         """True if the best weights are to be drawn at the run's end, and the last are others."""
-        return self._is_last and self.observer.draws_end and not self.is_at_best
+        return self._is_last and self.observer.draws_end and not self._is_at_best
 
     @property
     def _tests(self) -> bool:
@@ -107,7 +116,7 @@ class Judge:
     @property
     def needs_best(self) -> bool:
         """True if `test` needs the weights of the best checkpoint, and the model has others."""
-        return not self.is_at_best and (self._tests or self._draws_best)
+        return not self._is_at_best and (self._tests or self._draws_best)
 
     def test(self) -> None:
         """Test the best weights, which the model has now.

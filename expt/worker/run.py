@@ -164,7 +164,6 @@ class Run:
         self.judge = Judge(
             config, self.data, self.learner, position, self.worker, self._batch_checks,
             self.callbacks, self.health, self.history, self.observer, self.early_stop, self.record,
-            self.every,
         )  # fmt: skip
 
     def _unreached(self) -> str | None:
@@ -235,7 +234,7 @@ class Run:
             epoch = position.marked(epoch, self.every)
             epoch = self._batch_checks.of_steps(epoch, begins=position.step == 0)
             self._batches = TimedBatches(self.observer.watch(epoch))
-        self.judge.is_at_best = False
+        self.judge.weights_changed()
         with self.steps.under_way():
             train_epoch(
                 self.learner,
@@ -315,7 +314,7 @@ class Run:
             checkpoint_file.keep_as(self.paths.last, self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
-            self.judge.is_at_best = False  # an optimizer with other weights rounds them again
+            self.judge.weights_changed()  # an optimizer with other weights rounds them again
         is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
             self.judge.call_back("on_epoch_end")

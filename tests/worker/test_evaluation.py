@@ -27,7 +27,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
 from expt.training.learner import Position
-from expt.worker import evaluation
+from expt.worker import timing
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
@@ -548,7 +548,8 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
 def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None:
     """Of three workers, each with thirty samples in batches of ten."""
     monkeypatch.setattr("time.perf_counter", iter([0.0, 2.0]).__next__)
-    monkeypatch.setattr(evaluation, "evaluate", lambda learner, batches, device: list(batches))
+    monkeypatch.setattr(timing, "evaluate", lambda learner, batches, device: list(batches))
+    monkeypatch.setattr(timing, "STEPS", 2)
     batch = Batch(torch.zeros(10), None, 10)
     loader = SimpleNamespace(size=90, evaluation=lambda: [batch] * 3)
     run: Any = SimpleNamespace(
@@ -558,7 +559,7 @@ def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None
         worker=SimpleNamespace(world_size=3, device=None, beat=lambda: None),
         learner=None,
     )
-    assert evaluation._time_evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)
+    assert timing._time_evaluation(run) == pytest.approx(2.0 * 30 / 20)
 
 
 @pytest.mark.parametrize(
