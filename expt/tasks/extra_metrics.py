@@ -14,7 +14,7 @@ from torch import Tensor
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
-from expt.errors import ConfigError, described, is_out_of_memory, listed, warn
+from expt.errors import ConfigError, described, is_out_of_memory, listed, require, warn
 from expt.features import Anything, Feature
 from expt.tasks.task import Task
 
@@ -37,16 +37,12 @@ class ExtraMetrics:
         self._targets, self._warns = targets or Anything(), warns
         # Sums of squares far from 0 would lose their digits
         dtype = torch.float64 if self._targets.scales else None
+        self.names = tuple(metrics)
         self._metrics = {name: _Shared(metric, dtype) for name, metric in metrics.items()}
         self._has_warned = False
         self._are_nan: set[str] = set()
         """The metrics that were nan once, of which it warns once."""
         self._empty()
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Their names."""
-        return [*self._metrics]
 
     def _empty(self) -> None:
         for metric in self._metrics.values():
@@ -129,8 +125,8 @@ class ExtraMetrics:
         return _number(name, value)
 
     def _warn_of_nan(self, values: Mapping[str, float]) -> None:
-        fresh = [name for name, value in values.items() if not math.isfinite(value)]
-        fresh = [name for name in fresh if name not in self._are_nan]
+        bad = (name for name, value in values.items() if not math.isfinite(value))
+        fresh = [name for name in bad if name not in self._are_nan]
         self._are_nan.update(fresh)
         if not (fresh and self._warns):
             return
@@ -203,13 +199,10 @@ def build(
     """
     if not configured:
         return ExtraMetrics({})
-    try:
-        from torchmetrics import Metric
-    except ImportError as error:
-        names = ", ".join(f"task.metrics.{name}" for name in configured)
-        raise ConfigError(
-            f"{names}: needs torchmetrics; pip install 'expt[torchmetrics]'"
-        ) from error
+    names = ", ".join(f"task.metrics.{name}" for name in configured)
+    require(names, "torchmetrics", extra="torchmetrics")
+    from torchmetrics import Metric
+
     metrics: dict[str, Metric] = {}
     for name, config in configured.items():
         with _explained(name):

@@ -7,6 +7,7 @@ look is taken where using the batch has changed the state of custom modules: loo
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -57,14 +58,13 @@ class BatchChecks:
         """
         if self._checks_shares:
             batches = self._of_equal_shares(batches)
-        checks_sums, number = self._has_own_task and begins, 0
-        while (checks_sums or self._checks_curve) and (batch := next(batches, None)) is not None:
-            number += 1
-            if number.bit_count() > 1:
-                yield batch
-                continue
-            look = Look(batch)
+        checks_sums = self._has_own_task and begins
+        for number, batch in enumerate(batches, 1):
+            is_due = (checks_sums or self._checks_curve) and number.bit_count() == 1
+            look = Look(batch) if is_due else None
             yield batch
+            if look is None:
+                continue
             few = look.samples()
             sizes = collectives.gather_across_workers(few.size if few else 0)
             few = few if len({*sizes}) == 1 else None  # workers may meet in a check
@@ -75,7 +75,6 @@ class BatchChecks:
             if self._checks_curve:
                 self._checks_curve = False
                 self._check_curve(few, batch)
-        yield from batches
 
     def _of_equal_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; refuse the first of unequal shares, on which NCCL would hang."""
@@ -96,7 +95,7 @@ class BatchChecks:
         layers = filter(batch_norm.is_batch_norm, self._copies.learner.module.modules())
         norms, compares = any(layer.training for layer in layers), False
         if self._is_own and few and not norms:
-            compares = _depends(self._copies, few, TRAINING, (True, False))
+            compares = _halves_differ(self._copies, few, trains=True)
         number, share = self._number, -(-batch.global_size // self._worker.world_size)
         # Of auto with norms the strategy reports it once it takes fewer.
         if self._worker.rank or not (compares or (norms and number != "auto")):
@@ -117,8 +116,8 @@ class BatchChecks:
             # In a collective it would wait for the others.
             few = look.samples() if begun == patches.collectives_begun() else None
             # A custom task's loss has a check of its own, and says nothing of the model.
-            loss = None if self._has_own_task else LOSS
-            if few and _depends(self._copies, few, loss, (False,)):
+            has_loss = not self._has_own_task
+            if few and _halves_differ(self._copies, few, trains=False, has_loss=has_loss):
                 warn(
                     "model: in an evaluation a sample's outputs depend on the others of its batch"
                     " (as by a batch norm without running statistics, or a mean over dimension 0),"
@@ -127,22 +126,23 @@ class BatchChecks:
         yield from batches
 
 
-def _depends(copies: Copies, few: Batch, loss: str | None, modes: Sequence[bool]) -> bool:
-    """Return whether outputs, or a `loss`, of a few samples differ from those of the halves.
+def _halves_differ(copies: Copies, few: Batch, *, trains: bool, has_loss: bool = True) -> bool:
+    """Return whether outputs, or the loss, of a few samples are seen to differ in the two halves.
 
-    The first of the `modes` in which nothing is drawn decides: in training, or in evaluation,
-    where most code does not drop out. False where that can't be seen.
+    If the model draws numbers where it `trains`, its evaluation decides, in which most code does
+    not drop out. Where numbers are drawn there, too, nothing can be seen.
     """
     learner, halves = copies.learner, in_parts(few, -(-few.size // 2))
     # A copy shares its hooks, which may count their calls.
     if len(halves) != 2 or any(vars(one)["_forward_hooks"] for one in learner.module.modules()):
         return False
-    alone = contextlib.nullcontext if loss == TRAINING else collectives.alone
+    alone, loss = (contextlib.nullcontext, TRAINING) if trains else (collectives.alone, LOSS)
+    measure = functools.partial(_numbers, copies, loss if has_loss else None)
     found = []
-    for trains in modes:  # all of them: workers may meet there
+    for mode in (True, False) if trains else (False,):  # both: workers may meet there
         with contextlib.suppress(Exception), copies.trying(), alone():
             several = ([few], 0), ([few], 1), (halves, 2)
-            found.append([_numbers(copies, *each, loss, trains) for each in several])
+            found.append([measure(mode, *each) for each in several])
     near = ABOUT_OUTPUTS if learner.precision.dtype else NEAR_OUTPUTS
     for whole, again, parts in found:
         if _are_near(whole, again, near):
@@ -160,7 +160,7 @@ def _are_near(some: Sequence[Tensor], others: Sequence[Tensor], near: float) -> 
 
 
 def _numbers(
-    copies: Copies, batches: Sequence[Batch], seed: int, loss: str | None, trains: bool
+    copies: Copies, loss: str | None, trains: bool, batches: Sequence[Batch], seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return each of the outputs, of all batches, one after another, and the sum of losses."""
     module, task, batches = copies.make(batches, seed)
