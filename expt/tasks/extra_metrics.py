@@ -253,6 +253,4 @@ def _explained(
             said += _fix(kind, given[0])
         raise ConfigError(f"task.metrics.{name}: {said}") from error
     except ConfigError as error:
-        raise ConfigError(
-            [f"task.metrics.{name}: {problem}" for problem in error.problems]
-        ) from error
+        raise ConfigError([f"task.metrics.{name}: {one}" for one in error.problems]) from error

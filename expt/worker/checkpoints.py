@@ -76,23 +76,28 @@ class Checkpoints:
         If it is one of the best, `bests` are the steps of all that are kept, the best first. A call
         that `waits` until all is written needs no copy.
         """
-        is_first, parts, is_copy = self._worker.rank == 0, None, False
+        parts, owned, is_first = None, waits, self._worker.rank == 0
         if self._writes_parts(state):
-            folder, checkpoints = None, self._paths.checkpoints
-            if is_first:
-                checkpoints.mkdir(exist_ok=True)
-                folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
-            parts = checkpoints / collectives.from_rank_0(folder)
+            parts = self._new_folder(state["position"]["step"])
             room = ROOM * available_memory() / self._worker.local_world_size
-            waits |= sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
+            shards_bytes = sum(local(one).nbytes for one in leaves(state) if is_sharded(one))
+            owned = waits = waits or shards_bytes > room
         elif self._shards > 1:
-            state, is_copy = gather_state(state, keep=is_first), True
+            state, owned = gather_state(state, keep=is_first), True
         if is_first:
             state = {**state, **checkpoint.copied(about())}
         if is_first or parts:
-            self._writer.save(state, bests=bests, parts=parts, owned=waits or is_copy)
+            self._writer.save(state, bests=bests, parts=parts, owned=owned)
         if waits:
             self._writer.wait()  # before training changes it
+
+    def _new_folder(self, step: int) -> Path:
+        """Return a folder for the workers' parts of a step's checkpoint; a collective."""
+        folder = None
+        if self._worker.rank == 0:
+            self._paths.checkpoints.mkdir(exist_ok=True)
+            folder = checkpoint_file.free_folder(self._paths.checkpoints, step)
+        return self._paths.checkpoints / collectives.from_rank_0(folder)
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
         """Return whether each worker writes its shards, as decided at the first checkpoint."""

@@ -68,11 +68,10 @@ class FirstSteps:
         Raises ConfigError for parameters made in the step, and for untrained tensors.
         """
         self._steps += 1
-        if self._steps > 1:
-            return
-        self.refuse_late()
-        self._report_untrained()
-        self._watched = self._watch()
+        if self._steps == 1:
+            self.refuse_late()
+            self._report_untrained()
+            self._watched = self._watch()
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
@@ -225,9 +224,8 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, worker:
 @torch.no_grad()
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
-    if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
-        return
-    if loader is None or loader.is_stream:
+    is_compiled = learner.compiled  # it would compile once more
+    if not learner.extra_metrics.names or is_compiled or loader is None or loader.is_stream:
         return
     keep_doubles(learner.module, [loader])
     batch = next(loader.first(FEW))

@@ -26,7 +26,6 @@ from expt.inference.ensemble import Ensemble, Member, Together
 from expt.inference.load import located, read, rebuilt
 from expt.inference.plan import shared
 from expt.runs import provenance, tags
-from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest, Trained
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
@@ -79,7 +78,7 @@ def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker)
     seen = review.gather() if review else None
     if worker.rank == 0:
         about = _about(evaluation, weights[0].progress, values, features, seen)
-        _write_events(values, about, request.paths, pictures, seen)
+        _write_events(values, about, Writer(request.paths.folder), pictures, seen)
         metrics = tagged(values, split, worker.warn)
         if evaluation.own_data and len(members) == 1 and not evaluation.flips:
             weights[0].warn_of_others(metrics, values.samples, config)
@@ -238,17 +237,16 @@ def _data(evaluation: Evaluation, way: int, config: RunConfig, worker: Worker) -
 
 def _write_events(
     values: Averages,
-    about: EvaluationOf,
-    paths: RunPaths,
+    at: EvaluationOf,
+    events: Writer,
     pictures: RunPictures | None,
     seen: Seen | None,
 ) -> None:
     """Write the event file next to the result."""
-    events, step, split = Writer(paths.folder), about["step"], about["split"]
     known = (pair for pair in values.values.items() if not math.isnan(pair[1]))
-    events.write(step, {tags.metric(name, split): value for name, value in known})
+    events.write(at["step"], {tags.metric(name, at["split"]): value for name, value in known})
     if pictures:
-        pictures.draw(seen, split, events, step)
+        pictures.draw(seen, at["split"], events, at["step"])
     events.close()
 
 

@@ -90,24 +90,19 @@ def check_sums(copies: Copies, batch: Batch, *, warns: bool) -> bool:
 
 def _found(copies: Copies, batch: Batch, *, predicted: bool) -> dict[str, _Sums]:
     """Return each sum by its name; none of a batch that raises, as training will."""
+    found, twice = list[dict[str, _Sum]](), functools.partial(mapped, _doubled, parts=ROWS)
     try:
-        return _measured(copies, batch, predicted=predicted)
+        few = first_samples(batch if batch.size > 1 else twice(batch))
+        one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
+        shared = few._replace(global_size=2 * few.size)
+        with copies.trying(), collectives.alone():
+            for seed, part in enumerate([few, shared, twice(few), one, other]):
+                module, task, part = copies.make(part, seed)
+                found.append(_sums(task, module.eval(), part, predicted=predicted))
     except ExptError:
         raise
     except Exception:  # many classes
         return {}
-
-
-def _measured(copies: Copies, batch: Batch, *, predicted: bool) -> dict[str, _Sums]:
-    found = list[dict[str, _Sum]]()
-    twice = functools.partial(mapped, _doubled, parts=ROWS)
-    few = first_samples(batch if batch.size > 1 else twice(batch))
-    one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
-    shared = few._replace(global_size=2 * few.size)
-    with copies.trying(), collectives.alone():
-        for seed, part in enumerate([few, shared, twice(few), one, other]):
-            module, task, part = copies.make(part, seed)
-            found.append(_sums(task, module.eval(), part, predicted=predicted))
     return {name: _Sums(*(each[name] for each in found)) for name in found[0]}
 
 
