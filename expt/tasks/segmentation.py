@@ -72,11 +72,8 @@ class Segmentation(Task):
         counted = masks != self._ignored
         hits = self._pixels(masks, counted & (predicted == masks))
         unions = self._pixels(masks, counted) + self._pixels(predicted, counted) - hits
-        return {
-            "accuracy": (hits.sum(), counted.sum()),
-            "intersections": (hits, 1),
-            "unions": (unions, 1),
-        }
+        right = hits.sum(), counted.sum()
+        return {"accuracy": right, "intersections": (hits, 1), "unions": (unions, 1)}
 
     def _pixels(self, classes: Tensor, counted: Tensor) -> Tensor:
         """Return how many of the `counted` pixels are of each class, int64 [num_classes]."""
@@ -89,11 +86,8 @@ class Segmentation(Task):
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return means over the classes that occur; nan where none does."""
-        occurring = [
-            (hits, union)
-            for hits, union in zip(means["intersections"], means["unions"], strict=True)
-            if union
-        ]
+        each = zip(means["intersections"], means["unions"], strict=True)
+        occurring = [(hits, union) for hits, union in each if union]
         return {
             "mean_iou": mean_of([hits / union for hits, union in occurring]),
             "dice": mean_of([2 * hits / (union + hits) for hits, union in occurring]),

@@ -121,9 +121,8 @@ def _run(config: RunConfig, data: Data, worker: Worker) -> str:
 def _custom_optimizers(config: RunConfig) -> list[str]:
     every = groups.optimizers(config.optimizer)
     named = [each.target for each in every if isinstance(each, constraints.Target)]
-    modules = [user_class.resolve(name, Optimizer).__module__ for name in named]
-    of_modules = zip(named, modules, strict=True)
-    return [name for name, module in of_modules if not module.startswith("torch.")]
+    found = {name: user_class.resolve(name, Optimizer) for name in named}
+    return [name for name in named if not found[name].__module__.startswith("torch.")]
 
 
 def _where(config: RunConfig) -> str:

@@ -103,13 +103,9 @@ def _named_tensors(batch: Batch) -> list[tuple[str, Tensor]]:
 
 
 def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> ExptError | None:
-    if is_out_of_memory(error):
-        fix = held_by_others() or _to_need_less(error, config, trains)
-        return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
-    if isinstance(error, MemoryError):
-        return OutOfMemory(
-            f"out of memory{f': {text}' if text else ''}\n{_to_need_less(error, config, trains)}"
-        )
+    if lack := _lack_of_memory(error, text):
+        held = held_by_others() if is_out_of_memory(error) else ""
+        return OutOfMemory(f"{lack}\n{held or _to_need_less(error, config, trains)}")
     if _is_lack_of_shared_memory(error):
         of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
         why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
@@ -127,9 +123,6 @@ def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> Ex
         )
     if not isinstance(error, RuntimeError):
         return None
-    if size := _CPU_MEMORY.search(text):
-        needed = f"{int(size[1]) / 1e9:.1f} GB more were asked for"
-        return OutOfMemory(f"out of memory: {needed}\n{_to_need_less(error, config, trains)}")
     if re.match(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", text):
         return Killed(
             f"a process that reads samples was killed (out of memory?): {first_line(error)}; a"
@@ -144,6 +137,16 @@ def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> Ex
             text += f"; with strategy={config.strategy} all must call the same layers in each step"
         return TimedOut(text)
     return None
+
+
+def _lack_of_memory(error: Exception, text: str) -> str:
+    """Return the lack of memory, of a device or the host, in words; "" for another error."""
+    if is_out_of_memory(error):
+        return _first_sentences(text) or "out of memory"
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {text}' if text else ''}"
+    size = _CPU_MEMORY.search(text) if isinstance(error, RuntimeError) else None
+    return f"out of memory: {int(size[1]) / 1e9:.1f} GB more were asked for" if size else ""
 
 
 def _is_lack_of_shared_memory(error: Exception) -> bool:

@@ -214,10 +214,9 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     before, now = saved["config"], shown(config)
     same_optimizer = _kind(before["optimizer"]) == _kind(now["optimizer"])
     if not same_optimizer:
-        was, new = _word(before["optimizer"]), _word(now["optimizer"])
-        snapshot.worker.warn(
-            f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh"
-        )
+        trained = f"was trained by {_word(before['optimizer'])}"
+        fresh = f"the state of {_word(now['optimizer'])} starts fresh"
+        snapshot.worker.warn(f"fork={config.fork}: {trained}; {fresh}")
     # how often this schedule would have been advanced before
     place = position.step - position.offset
     if learner.scheduler_interval == "epoch":
@@ -280,13 +279,8 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     splits = list(SPLITS)
     if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
         splits.remove("train")
-    sizes = {
-        split: (info.sizes[f"{split}_size"], saved["sizes"][f"{split}_size"]) for split in splits
-    }
-    differ = [
-        f"{has} samples of {one}, and had {had}" for one, (has, had) in sizes.items() if has != had
-    ]
-    if differ:
+    sizes = [(one, info.sizes[f"{one}_size"], saved["sizes"][f"{one}_size"]) for one in splits]
+    if differ := [f"{has} samples of {x}, and had {had}" for x, has, had in sizes if has != had]:
         fix = "start a run with its weights, by weights=RUN@last" if is_fork else "start a new run"
         raise DataError(
             f"dataset={constraints.word(config.dataset)}: is not what the run was trained on: it"

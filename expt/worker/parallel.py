@@ -255,10 +255,8 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     """
     if _is_custom(config):
         return True
-    norms = filter(batch_norm.is_known, module.modules())
-    statistics = _buffers_in(norms)
-    state = module.state_dict().keys()
-    named = module.named_buffers()
+    statistics = _buffers_in(filter(batch_norm.is_known, module.modules()))
+    state, named = module.state_dict().keys(), module.named_buffers()
     return any(name in state and id(buffer) not in statistics for name, buffer in named)
 
 
