@@ -41,7 +41,7 @@ class ExtraMetrics:
         self._metrics = {name: _Shared(metric, dtype) for name, metric in metrics.items()}
         self._has_warned = False
         self._are_nan: set[str] = set()
-        """The metrics that were nan once, of which it warns once."""
+        """The metrics that were nan once: it warns once."""
         self._empty()
 
     def _empty(self) -> None:

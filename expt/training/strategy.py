@@ -335,13 +335,8 @@ def micro_batches(
     cuts = [slice(at, size, number) for at in range(number)] if interleaved else _cut(size, count)
     if len(cuts) != number:
         cuts = [local_slice(size, index, number) for index in range(number)]
-
-    return [
-        part_of(batch, cut)
-        if cut.start < cut.stop
-        else part_of(batch, slice(1))._replace(weightless=True)
-        for cut in cuts
-    ]
+    repeated = part_of(batch, slice(1))._replace(weightless=True)
+    return [part_of(batch, cut) if cut.start < cut.stop else repeated for cut in cuts]
 
 
 def part_of(batch: Batch, cut: slice) -> Batch:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,15 +32,8 @@ from expt.worker.rank_health import UNEQUAL
 
 FEW = 2
 """Samples on which metrics are tried."""
-
-
-class _Own(NamedTuple):
-    """An object of a custom class."""
-
-    key: str
-    """The setting that names the class: task, scheduler, optimizer, model or callbacks."""
-    where: str
-    value: object
+_Own = tuple[str, str, object]
+"""The key of a custom class, the place of an object of it in messages, and the object."""
 
 
 class FirstSteps:
@@ -75,7 +68,7 @@ class FirstSteps:
 
     def _watch(self) -> dict[str, Watched]:
         """Return the state of custom code as it is now."""
-        watched, known = {own.where: own.value for own in self._objects}, self._known()
+        watched, known = {where: one for _, where, one in self._objects}, self._known()
         if self._is_custom:
             watched |= changes.own_modules_and_classes()
         return {where: Watched(one, known, *_methods(one)) for where, one in watched.items()}
@@ -100,11 +93,11 @@ class FirstSteps:
 
     def _report_untrained(self) -> None:
         """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
-        for own in self._objects:
+        for key, where, owner in self._objects:
             names = [
                 name
-                for attribute, value in changes.attributes(own.value).items()
-                for name, one in named_leaves(value, f"{own.where}.{attribute}")
+                for attribute, value in changes.attributes(owner).items()
+                for name, one in named_leaves(value, f"{where}.{attribute}")
                 if one.is_leaf and one.grad is not None and id(one) not in self._parameters
             ]
             problem = (
@@ -112,9 +105,9 @@ class FirstSteps:
                 " holds it; make it an nn.Parameter or a submodule of the model, several an"
                 " nn.ModuleList or nn.ModuleDict, or freeze it by requires_grad_(False)"
             )
-            if names and own.key == "model":
+            if names and key == "model":
                 raise ConfigError(problem)
-            if names and own.key == "task":
+            if names and key == "task":
                 self._worker.warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
@@ -167,17 +160,17 @@ def _own_objects(config: RunConfig, learner: Learner, callbacks: Sequence[Callba
     """Return the objects of custom classes; of a sharded model no module."""
     found, custom = list[_Own](), constraints.Target
     if isinstance(config.task, custom):
-        found.append(_Own("task", "task", learner.task))
+        found.append(("task", "task", learner.task))
     if isinstance(config.scheduler, custom):
-        found.append(_Own("scheduler", "scheduler", learner.scheduler))
+        found.append(("scheduler", "scheduler", learner.scheduler))
     if any(isinstance(each, custom) for each in groups.optimizers(config.optimizer)):
         for n, part in enumerate(parts_of(learner.optimizer)):
             where = "optimizer" if part is learner.optimizer else f"optimizer.{n}"
-            found.append(_Own("optimizer", where, part))
+            found.append(("optimizer", where, part))
     if isinstance(config.model, custom) and not config.is_sharded:
         named = learner.module.named_modules()
-        found += (_Own("model", f"model.{name}".rstrip("."), part) for name, part in named)
-    found += (_Own("callbacks", f"callbacks.{n}", one) for n, one in enumerate(callbacks))
+        found += (("model", f"model.{name}".rstrip("."), part) for name, part in named)
+    found += (("callbacks", f"callbacks.{n}", one) for n, one in enumerate(callbacks))
     return found
 
 
