@@ -130,7 +130,7 @@ class Attempt:
     def _first_record(self, port: int | None, source: Source | None) -> Record:
         request, host = self.request, socket.gethostname()
         config, until = request.config, request.until_epoch
-        earlier = read_result(self.paths) if request.resumes else Record()
+        earlier = result_of_any(self.paths) if request.resumes else Record()
         found = source.checkpoint if source is not None and source.rule == "resume" else None
         resumed: Record = {}
         if found is not None:
