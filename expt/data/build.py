@@ -314,12 +314,11 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     if dataset.folds is None or dataset.fold is None:
         # The samples of a stream may come in another order in each pass.
         fraction = 0.0 if source.val or source.is_stream else dataset.val_fraction
-        how = getattr(dataset, "val_split", "random")
+        if getattr(dataset, "val_split", "random") == "last":  # which goes with no groups
+            return indexing.split_last(size, fraction, dataset.train_limit)
         if groups is not None and fraction:
             check_groups(dataset, groups, 2)
-        return indexing.split(
-            size, fraction, dataset.train_limit, limited_by, how=how, groups=groups
-        )
+        return indexing.split(size, fraction, dataset.train_limit, limited_by, groups)
     if source.val or source.is_stream:
         why = "the dataset has a validation split (val) already" if source.val else _NO_FOLDS
         raise ConfigError(f"dataset.folds={dataset.folds}: {why}; use dataset.folds=null")

@@ -18,6 +18,7 @@ from expt.late import np, pa
 
 if TYPE_CHECKING:
     from expt.data.table_files import Table
+    from expt.features import Encoding
 
 _NO_VALUE = "has no value, and had one in each row of training"
 _FILLED = {"median", "categories"}
@@ -342,7 +343,7 @@ def text_of(cell: Any) -> str:
     return cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else str(cell)
 
 
-def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
+def known_column(name: str, encoded: Mapping[str, Encoding]) -> Column:
     """Return a column that reads cells as a run has."""
     how, way = encoded.get(name, {}), encoded.get(f"{name}.{PARTS[0]}", {}).get("way", "")
     way = way if is_date(way) else how.get("way", "")
@@ -350,7 +351,7 @@ def known_column(name: str, encoded: Mapping[str, Mapping[str, Any]]) -> Column:
 
 
 def read_as_known(
-    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]], filled: Container[str]
+    columns: Mapping[str, Any], encoded: Mapping[str, Encoding], filled: Container[str]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
     """Return new rows as a run has them, float64 [N, K], see `table_source.Encoder`.
 
@@ -373,8 +374,8 @@ def read_as_known(
             if None not in how["categories"] and column.has_gaps:
                 unknown.setdefault(name, Counter())[""] = int((codes < 0).sum())
         else:
-            known = {} if column.way else _FLAGS
-            column.texts_as([known.get(text.casefold(), math.inf) for text in column.texts])
+            flags = {} if column.way else _FLAGS
+            column.texts_as([flags.get(text.casefold(), math.inf) for text in column.texts])
         found.append(column.values)
         is_new = np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED)
         has_fill = all(part in filled for part in column.parts)

@@ -129,22 +129,16 @@ def split(
     val_fraction: float,
     limit: int | None,
     classes: Tensor | None = None,
-    *,
-    how: str = "random",
     groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return indices for training and for validation, each int64 and ascending.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never
     all of them); training `limit` of the others, the first. Where the samples' `classes` [size] are
-    given, both are drawn, with a share of each class. The run's seed has no part in them. With
-    `how="last"` validation takes the last, and training the last before these. Samples of one of
-    the `groups` [size] are held out together.
+    given, both are drawn, with a share of each class. The run's seed has no part in them. Samples
+    of one of the `groups` [size] are held out together.
     """
-    num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
-    if how == "last":
-        first = 0 if limit is None else max(0, size - num_val - limit)
-        return torch.arange(first, size - num_val), torch.arange(size - num_val, size)
+    num_val = _num_val(size, val_fraction)
     val, trains = torch.empty(0, dtype=torch.int64), torch.ones(size, dtype=torch.bool)
     if num_val and groups is not None:
         trains = ~_held_out(groups, classes, num_val, _SPLIT_SEED)
@@ -156,6 +150,17 @@ def split(
         trains[val] = False
     train = torch.nonzero(trains, out=numbers(size - len(val))[:, None]).flatten()
     return _limited(train, limit, classes), val
+
+
+def split_last(size: int, val_fraction: float, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Return indices as `split` does: validation takes the last, training the last before these."""
+    num_train = size - _num_val(size, val_fraction)
+    first = 0 if limit is None else max(0, num_train - limit)
+    return torch.arange(first, num_train), torch.arange(num_train, size)
+
+
+def _num_val(size: int, fraction: float) -> int:
+    return min(max(1, round(size * fraction)), size - 1) if fraction > 0 else 0
 
 
 def split_fold(

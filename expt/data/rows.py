@@ -26,7 +26,7 @@ from expt.data.columns import (
 from expt.data.table_files import Table, Uses, files_of, fingerprint, open_table
 from expt.data.written import LOCAL, is_date
 from expt.errors import ConfigError, DataError, did_you_mean, listed
-from expt.features import Classes, Feature, Labels
+from expt.features import Classes, Encoding, Feature, Labels
 from expt.late import np
 
 Read: TypeAlias = "tuple[dict[str, Any], np.ndarray]"
@@ -96,7 +96,7 @@ class Rows(NamedTuple):
     """The spellings of features that are yes and no, or true and false."""
     ways: Mapping[str, str] = {}
     """The ways in which numbers and dates are written, see `written.WAYS`."""
-    encoded: Mapping[str, Mapping[str, Any]] = {}
+    encoded: Mapping[str, Encoding] = {}
     """The encodings of features that are texts or have gaps, see `table_source.Encoder`."""
     means: Mapping[str, float] = {}
     """The means of columns that are not standardised, for gaps in other rows."""

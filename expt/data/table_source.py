@@ -24,14 +24,11 @@ from expt.data.memory import InMemory
 from expt.data.rows import Chosen, Rows, places_of, targets_as_trained
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import DataError
-from expt.features import Classes, Columns, Feature, Features, Numbers, Text, Tokens
+from expt.features import Classes, Columns, Encoding, Feature, Features, Numbers, Text, Tokens
 
 if TYPE_CHECKING:
     from expt.data.kinds import Opening
 
-Encoding: TypeAlias = Mapping[str, Any]
-"""The encoding of a column: the `categories` of texts (None: a gap), or the `median` for gaps among
-numbers and how many `gaps` training rows have; and the texts of `flags`, which are 0 and 1."""
 Scale: TypeAlias = tuple[float, float]
 """A mean and a deviation."""
 
@@ -43,8 +40,9 @@ def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
     """
     found = dict[str, Encoding]()
     for place, name in enumerate(rows.feature_names):
-        how: dict[str, Any] = {"flags": rows.flags[name]} if name in rows.flags else {}
-        how |= {"way": rows.ways[name]} if name in rows.ways else {}
+        how: Encoding = {"flags": rows.flags[name]} if name in rows.flags else {}
+        if name in rows.ways:
+            how["way"] = rows.ways[name]
         if name in rows.texts or name in rows.gaps:
             how |= _encoding(name, rows.features.columns([place])[training][:, 0], rows.texts)
         if how:
@@ -53,7 +51,7 @@ def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
     return found | {x: {"way": rows.ways[x]} for x in rows.target_names if x in rows.ways}
 
 
-def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) -> Encoding:
     is_gap = np.isnan(cells)
     there, gaps = cells[~is_gap], int(is_gap.sum())
     if name in texts:
@@ -173,10 +171,13 @@ def scales_of(
 
 def parts_of(rows: Rows, test_fraction: float, how: str) -> dict[str, np.ndarray]:
     """Return the places of the rows for training and for the test, as `indexing.split` has them."""
-    classes = torch.from_numpy(rows.targets) if isinstance(rows.targets, np.ndarray) else None
-    groups = None if rows.groups is None else torch.from_numpy(rows.groups)
     number = rows.features.shape[0]
-    train, test = indexing.split(number, test_fraction, None, classes, how=how, groups=groups)
+    if how == "last":
+        train, test = indexing.split_last(number, test_fraction, None)
+    else:
+        classes = torch.from_numpy(rows.targets) if isinstance(rows.targets, np.ndarray) else None
+        groups = None if rows.groups is None else torch.from_numpy(rows.groups)
+        train, test = indexing.split(number, test_fraction, None, classes, groups)
     return {"train": train.numpy(), "test": test.numpy()}
 
 

@@ -11,10 +11,11 @@ Feature, imported by the task that takes it.
 from __future__ import annotations
 
 from expt.features.feature import Answers, Anything, Feature, Features, at_least_single, noun_of
-from expt.features.inputs import NO_TARGET, ROLES, Columns, Image, Text, Tokens
+from expt.features.inputs import NO_TARGET, ROLES, Columns, Encoding, Image, Text, Tokens
 from expt.features.targets import Classes, Labels, Mask, Numbers
 
 __all__ = [
-    "NO_TARGET", "ROLES", "Answers", "Anything", "Classes", "Columns", "Feature", "Features",
-    "Image", "Labels", "Mask", "Numbers", "Text", "Tokens", "at_least_single", "noun_of",
+    "NO_TARGET", "ROLES", "Answers", "Anything", "Classes", "Columns", "Encoding", "Feature",
+    "Features", "Image", "Labels", "Mask", "Numbers", "Text", "Tokens", "at_least_single",
+    "noun_of",
 ]  # fmt: skip

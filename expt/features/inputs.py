@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from expt.errors import ConfigError, DataError, listed
 from expt.features.feature import Answers, Anything, Arrays, Feature, Record, at_least_single
@@ -39,6 +39,21 @@ class Image(Feature):
         return {"channels": self.channels, "image_size": self.image_size}
 
 
+class Encoding(TypedDict, total=False):
+    """How a column of texts, of dates or with gaps becomes numbers, as a record has it."""
+
+    categories: Sequence[str | None]
+    """The texts, each a column of 0 and 1; None: a gap."""
+    median: float
+    """The value of gaps among numbers."""
+    gaps: int
+    """Training rows with one; if there are any, a column of 0 and 1 marks them."""
+    flags: Sequence[str]
+    """The texts of 0 and 1."""
+    way: str
+    """The way in which numbers are written; see `written.WAYS`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns(Feature):
     """Rows of a table's columns of numbers, after texts and gaps are encoded."""
@@ -46,8 +61,8 @@ class Columns(Feature):
     noun: ClassVar[str] = "row"
     width: int
     """How many numbers a row becomes."""
-    encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """The encodings of columns of texts, or with gaps; see `table_source.Encoder`."""
+    encoded: Mapping[str, Encoding] = dataclasses.field(default_factory=dict)
+    """The encodings of columns that have one; see `table_source.Encoder`."""
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The means of columns that are not standardised, for gaps in other rows."""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -86,8 +101,16 @@ class Columns(Feature):
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
         found = torch.randn((number, self.width), generator=generator)
-        mean, deviation = torch.tensor([*self.scales.values()] or [(0.0, 1.0)]).T
+        scales = itertools.chain.from_iterable(map(self._scales_of, self.names))
+        mean, deviation = torch.tensor([*scales] or [(0.0, 1.0)]).T
         return torch.addcmul(mean, found, deviation)
+
+    def _scales_of(self, name: str) -> list[tuple[float, float]]:
+        """Return the mean and deviation of each number that a column becomes."""
+        how, plain = self.encoded.get(name, {}), (0.0, 1.0)
+        if "categories" in how:
+            return [plain] * len(how["categories"])
+        return [self.scales.get(name, plain), *([plain] if how.get("gaps") else ())]
 
     def drawn_as_read(self, number: int, generator: Generator) -> Tensor:
         """Return random rows before they are encoded: places of categories, and nan for gaps."""
@@ -117,11 +140,11 @@ class Columns(Feature):
         yield from listed([head, *lines], 12, "\n  ").split("\n")
 
 
-def _is_date(how: Mapping[str, Any]) -> bool:
+def _is_date(how: Encoding) -> bool:
     return "year" in how.get("way", "")
 
 
-def _become(how: Mapping[str, Any]) -> str:
+def _become(how: Encoding) -> str:
     """Return the encoding of a column of texts or with gaps."""
     if texts := how.get("categories"):
         some = listed(("no value" if text is None else text for text in texts), 4)

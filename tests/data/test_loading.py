@@ -60,6 +60,13 @@ class InRam(Dataset[Any]):
         return self.convert(IMAGES[index]), self.labels[index].item()
 
 
+class Same(InRam):
+    """Samples that are all of one image."""
+
+    def __init__(self, image: Any) -> None:
+        super().__init__(lambda _: image)
+
+
 FIVE = LoaderOptions(batch_size=5, device=CPU, shuffle=True)
 
 
@@ -312,6 +319,10 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
     raises(
         "sample 0: expected an image of uint8 or float, CHW, found a str", InRam(lambda _: "a.png")
     )
+    for kind in ("U1", "O", "datetime64[s]", "longdouble", ">f4"):
+        empty: Any = np.zeros((2, 4, 3), kind)
+        found = f"{empty.dtype} [2, 4, 3]"
+        raises(f"sample 0: expected an image of uint8 or float, CHW, found {found}", Same(empty))
 
 
 def test_a_label_may_be_any_whole_number() -> None:

@@ -139,3 +139,14 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     for wrong in (2, -1, 0.5, "a", torch.zeros(2)):
         with pytest.raises(DataError, match="expected 0 to 1"):
             names.check((None, wrong))
+
+
+def test_random_rows_have_the_scale_of_each_column_by_name() -> None:
+    columns = Columns(
+        names=("plain", "kind", "far", "gappy"),
+        width=6,
+        scales={"far": (1e3, 1.0), "gappy": (-1e3, 1.0)},
+        encoded={"kind": {"categories": ("u", "v")}, "gappy": {"median": 0.0, "gaps": 2}},
+    )
+    means = columns.drawn(200, torch.Generator().manual_seed(0)).mean(0)
+    assert (means / 1e3).round().tolist() == [0, 0, 0, 1, -1, 0]
