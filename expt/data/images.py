@@ -56,7 +56,9 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     size: tuple[int, int] | None
     """the height and width that each is fitted to; None: as it is"""
     targets: Tensor | None = None
-    """numbers [N, T], in place of those in `pairs`, in the units of a task"""
+    """classes [N], or numbers [N, T] in the units of a task, in place of those in `pairs`"""
+    cached: CachedImages | None = None
+    """the entry of the cache that has them, or room for them"""
     one_size: tuple[int, int] | None = None
     """without `size` the height and width that all must have, if any"""
     needed: tuple[int, int] | None = None
@@ -161,15 +163,15 @@ class Kept(Held):
     """Pictures that are decoded once: taken from the cache, or put there by who reads them."""
 
     pictures: Pictures
-    labels: Any
-    """the class of each, or numbers [N, T]"""
+    labels: Tensor
+    """the class of each [N], or numbers [N, T]"""
     cached: CachedImages
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.cached.has(index):
             return torch.from_numpy(self.cached.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
@@ -185,16 +187,15 @@ class Kept(Held):
         if len(missing) <= options.batch_size:  # an epoch drops less
             for index in missing:
                 self[index]
-        return self._placed() if all(map(self.cached.has, missing)) else None
+        return self._loaded() if all(map(self.cached.has, missing)) else None
 
     @functools.cached_property
     def _whole(self) -> InMemory:
-        return self._placed()  # one for all loaders
+        return self._loaded()  # one for all loaders
 
-    def _placed(self) -> InMemory:
+    def _loaded(self) -> InMemory:
         """Return all images on the device, as they are now."""
-        labels = torch.as_tensor(self.labels)
-        return InMemory(torch.from_numpy(self.cached.images), labels, self.device)
+        return InMemory(torch.from_numpy(self.cached.images), self.labels, self.device)
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
         """See Held."""
@@ -223,15 +224,21 @@ def _tensor(array: Any) -> Tensor:
 def pictures_of(
     dataset: Any,
     pairs: Mapping[str, Any],
+    targets: Mapping[str, Tensor],
     sums: Checksums | None = None,
     make: Callable[..., Pictures] = Pictures,
 ) -> dict[str, Pictures]:
-    """Return the pictures of each part; with as many channels as the first, if none are chosen."""
+    """Return the pictures of each part, with its `targets` if they are not in the `pairs`.
+
+    They have as many channels as the first, if none are chosen.
+    """
     if (channels := dataset.channels) is None:
         first = open_picture(next(iter(pairs.values()))[0][0], name="sample 0")
         channels = 1 if first.image.mode in ("1", "L") else 3
     how: Any = {"size": dataset.image_size, "needed": dataset.needed, "sums": sums}
-    return {part: make(each, channels, **how) for part, each in pairs.items()}
+    return {
+        part: make(each, channels, targets=targets.get(part), **how) for part, each in pairs.items()
+    }
 
 
 def of_masks(
@@ -239,88 +246,81 @@ def of_masks(
 ) -> Source:
     """Return the parts of pairs of a picture and its mask."""
     values = dataset.mask(how.task)
-    masks: Mapping[str, Any] = pictures_of(
-        dataset, pairs, sums, functools.partial(MaskPictures, values=values)
-    )
-    found = _of_sets(masks, values, how.num_workers)
+    make = functools.partial(MaskPictures, values=values)
+    masks: Mapping[str, Any] = pictures_of(dataset, pairs, {}, sums, make)
+    found = _of_parts(masks, values, how)
     return replace(found, targets_of=masks["train"].occurring) if "train" in masks else found
 
 
 def of_targets(
     dataset: Any,
-    sets: Mapping[str, Pictures],
-    targets: Mapping[str, Tensor],
+    parts: Mapping[str, Pictures],
     class_names: Sequence[str],
     columns: Sequence[str],
     how: Opening,
-    kept: Mapping[str, Kept] = {},
 ) -> Source:
-    """Return parts of pictures with the `targets` of each: of named classes, or numbers.
+    """Return parts of pictures with their `targets`: of named classes, or numbers.
 
-    The `columns` of a table have them, if any does. Without transforms parts that are `kept` are
-    taken from there.
+    The `columns` of a table have them, if any does.
     """
+    train = parts.get("train", next(iter(parts.values()))).targets
+    assert train is not None
     if class_names:
         column = columns[0] if columns else ""
         classes = Classes(names=tuple(class_names), are_names=True, column=column)
-        found = _of_sets(sets, classes, how.num_workers, kept)
-        return replace(found, classes=targets.get("train"))
-    numbers = {part: each.float() for part, each in targets.items()}
-    of_scales = functools.partial(_of_numbers, sets, numbers, columns, how, kept)
+        known = train if "train" in parts else None
+        return replace(_of_parts(parts, classes, how), classes=known)
+    of_scales = functools.partial(_of_numbers, parts, columns, how)
     scales = how.target_scales(standardises=dataset.standardise_targets)
     if scales is not None:
         return of_scales(scales)
     # The training samples give them, once they are chosen.
-    train = numbers.get("train", next(iter(numbers.values())))
     return replace(of_scales({}), fitted=lambda chosen: of_scales(_scales(train[chosen], columns)))
 
 
 def _of_numbers(
-    sets: Mapping[str, Pictures],
-    numbers: Mapping[str, Tensor],
-    names: Sequence[str],
-    how: Opening,
-    kept: Mapping[str, Kept],
-    scales: Scales,
+    parts: Mapping[str, Pictures], names: Sequence[str], how: Opening, scales: Scales
 ) -> Source:
     """Return parts of pictures with numbers [N, T] to predict, or labels of 0 and 1."""
-    encoder = Encoder(names, {}, scales)
-    scaled = {part: encoder(each).float() for part, each in numbers.items()}
-    sets = {part: replace(each, targets=scaled[part]) for part, each in sets.items()}
-    kept = {
-        part: replace(each, pictures=sets[part], labels=scaled[part]) for part, each in kept.items()
-    }
-    found = _of_sets(sets, how.task.takes.of_columns(names, scales), how.num_workers, kept)
-    train = scaled.get("train", next(iter(scaled.values())))
+    encoder, scaled = Encoder(names, {}, scales), dict[str, Pictures]()
+    for part, pictures in parts.items():
+        assert pictures.targets is not None
+        scaled[part] = replace(pictures, targets=encoder(pictures.targets.float()).float())
+    train = scaled.get("train", next(iter(scaled.values()))).targets
+    assert train is not None
+    found = _of_parts(scaled, how.task.takes.of_columns(names, scales), how)
     return replace(found, targets_of=train.__getitem__)
 
 
 def _scales(targets: Tensor, names: Sequence[str]) -> Scales:
-    """Return the mean and deviation of each target; a deviation of 1 where all are equal."""
-    values = targets.double()
+    """Return the mean and deviation of each target; a deviation of 1 where all are equal.
+
+    `table_source.scales_of` adds numbers up in another order, which gives other bits.
+    """
+    values = targets.float().double()
     mean, std = values.mean(0), values.std(0, correction=0)
     std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
     return dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
 
 
-def _of_sets(
-    sets: Mapping[str, Pictures],
-    targets: Feature,
-    num_workers: int,
-    kept: Mapping[str, Kept] = {},
-) -> Source:
-    """Return the parts `train`, `val` and `test` that there are, each with such `targets`."""
-    first = next(iter(sets.values()))
+def _of_parts(parts: Mapping[str, Pictures], targets: Feature, how: Opening) -> Source:
+    """Return the parts `train`, `val` and `test` that there are, each with such `targets`.
+
+    Without transforms those that are `cached` are taken from there.
+    """
+    first = next(iter(parts.values()))
     height, width = first.size or first.opened(0)[0].image.size[::-1]
-    shape, parts = (first.channels, height, width), dict[str, Part]()
-    for part, each in sets.items():
-        images = kept.get(part, replace(each, one_size=shape[1:]))
-        originals = replace(each, size=None, one_size=None, needed=None)
-        parts[part] = image_part(images, shape, num_workers, targets, originals)
+    shape, found = (first.channels, height, width), dict[str, Part]()
+    for part, pictures in parts.items():
+        images: Dataset[Any] = replace(pictures, one_size=shape[1:])
+        if pictures.cached is not None and pictures.targets is not None:
+            images = Kept(pictures, pictures.targets, pictures.cached, how.device)
+        originals = replace(pictures, size=None, one_size=None, needed=None)
+        found[part] = image_part(images, shape, how.num_workers, targets, originals)
     numbers = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
     target = numbers if first.targets is None else torch.zeros_like(first.targets[0])
-    pictures = {part: each for part, each in sets.items() if part not in kept}
-    return replace(_source(shape, targets, parts, target), pictures=pictures)
+    read = {part: pictures for part, pictures in parts.items() if pictures.cached is None}
+    return replace(_source(shape, targets, found, target), pictures=read)
 
 
 def _source(shape: Shape, targets: Feature, parts: Mapping[str, Part], target: Tensor) -> Source:
@@ -354,8 +354,8 @@ def image_part(
         if targets.each == "pixel":  # logits of many classes are as large as an image
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        load = loading(chosen, num_workers, check, collate=collate, channels=shape[0])
-        return load(indices, options)
+        make = loading(chosen, num_workers, check, collate=collate, channels=shape[0])
+        return make(indices, options)
 
     return Part(size_of(images), load)
 

@@ -11,7 +11,7 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -90,23 +90,28 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
 
     def problems(self, task: Any) -> list[str]:
         standardises, transform = self.standardise_targets, self.target_transform
-        problems = self.problems_of_texts(task)
-        problems += problems_of_columns("target", self.target, standardises, task, transform)
-        if transform and not self.has_rows:
-            problems.append(f"dataset.target_transform={transform}: is for rows; use null")
-        if self.has_rows and (self.image_size or self.transforms):
+        found = self.problems_of_texts(task)
+        found += problems_of_columns("target", self.target, standardises, task, transform)
+        return [*found, *(self._of_rows() if self.has_rows else self._of_pictures(task))]
+
+    def _of_rows(self) -> Iterator[str]:
+        """Yield the problems of keys where samples are rows."""
+        if self.image_size or self.transforms:
             fault = "are of images, and dataset.input names columns of numbers; leave them out"
-            problems.append(f"dataset.image_size and transforms: {fault}")
-        if self.standardise_targets and not self.has_rows and task.takes is not Numbers:
+            yield f"dataset.image_size and transforms: {fault}"
+
+    def _of_pictures(self, task: Any) -> Iterator[str]:
+        """Yield the problems of keys where samples are pictures."""
+        if self.target_transform:
+            yield f"dataset.target_transform={self.target_transform}: is for rows; use null"
+        if self.standardise_targets and task.takes is not Numbers:
             fix = f"or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             fault = f"is of numbers to predict; use task=regression, {fix}"
-            problems.append(f"dataset.standardise_targets=true: {fault}")
-        if task.takes is Mask and not self.has_rows:
-            problems += self.problems_of_masks(task)
+            yield f"dataset.standardise_targets=true: {fault}"
+        if task.takes is Mask:
+            yield from self.problems_of_masks(task)
             if self.transforms:
-                fault = "move images without their masks; leave them out"
-                problems.append(f"dataset.transforms: {fault}")
-        return problems
+                yield "dataset.transforms: move images without their masks; leave them out"
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; pictures are looked at once they are opened."""
@@ -165,25 +170,13 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
         and for a folder that is not a dataset.
         """
-        from expt.data.hub_splits import SplitTable
+        return self._open_rows(how) if self.has_rows else self._open_pictures(how)
 
-        features = () if isinstance(self.input, str) else self.input
-        columns = wanted_columns(self, self.target, features, how.task, how.trained_on)
-        if self.has_rows:
-            return self._open_rows(columns, how)
-        table = SplitTable(self, how.task, learns=how.trained_on is None)
-        if how.task.takes is Mask:
-            from expt.data.images import of_masks
-
-            pairs = {part: _PictureRows(split, self, None) for part, split in table.splits.items()}
-            return dataclasses.replace(of_masks(self, pairs, how), **self._facts(table, pairs))
-        return self._open_pictures(table, columns._replace(group=None), how)
-
-    def _open_rows(self, columns: Wanted, how: kinds.Opening) -> Source:
+    def _open_rows(self, how: kinds.Opening) -> Source:
         from expt.data.hub_splits import SplitTable
         from expt.data.table_source import of_rows
 
-        learns = how.trained_on is None
+        columns, learns = self._wanted(how), how.trained_on is None
         place = str(Path(self.path).resolve())
         words = digest((place, repr(columns), str(learns), repr(self.splits)))
         opened, content = functools.partial(SplitTable, self, how.task, learns), self.content()
@@ -196,10 +189,30 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
             rows = rows._replace(read=texts.read(self, opened, content, is_causal=is_causal))
         return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
 
-    def _open_pictures(self, table: SplitTable, columns: Wanted, how: kinds.Opening) -> Source:
+    def _open_pictures(self, how: kinds.Opening) -> Source:
+        from expt.data.hub_splits import SplitTable
+        from expt.data.images import of_masks
+
+        table = SplitTable(self, how.task, learns=how.trained_on is None)
+        has_masks, rows = how.task.takes is Mask, dict[str, _PictureRows]()
+        for part, split in table.splits.items():
+            (image,), (target, *_) = names_of(self.input), names_of(self.target)
+            masks = _PictureColumn(split, target, is_mask=True) if has_masks else None
+            rows[part] = _PictureRows(_PictureColumn(split, image), masks)
+        return dataclasses.replace(
+            of_masks(self, rows, how) if has_masks else self._with_targets(table, rows, how),
+            groups=table.groups(self.group) if self.group else {},
+            digests=lambda part: rows[part].pictures.digests(Path(self.path)),
+            notes=table.notes,
+        )
+
+    def _with_targets(
+        self, table: SplitTable, pictures: Mapping[str, _PictureRows], how: kinds.Opening
+    ) -> Source:
         """Return pictures with classes, labels or numbers."""
         from expt.data.images import of_targets, pictures_of
 
+        columns = self._wanted(how)._replace(group=None)
         if how.task.takes is Anything and isinstance(self.target, str):  # a custom task
             columns = columns._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
@@ -207,61 +220,60 @@ class HuggingFace(kinds.Images, kinds.OfTexts, kinds.OfPictures):
         if how.trained_on is not None:
             rows = targets_as_trained(how.trained_on.targets, rows, "dataset.target")
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
-        pairs = {
-            part: _PictureRows(split, self, targets[part].tolist())
-            for part, split in table.splits.items()
-        }
-        sets = pictures_of(self, pairs)
-        found = of_targets(self, sets, targets, rows.class_names, rows.target_names, how)
-        return dataclasses.replace(found, **self._facts(table, pairs))
+        parts = pictures_of(self, pictures, targets)
+        return of_targets(self, parts, rows.class_names, rows.target_names, how)
 
-    def _facts(self, table: SplitTable, pictures: Mapping[str, _PictureRows]) -> dict[str, Any]:
-        """Return the `groups`, the `digests` and the `notes` of a source of pictures."""
-        return {
-            "groups": table.groups(self.group) if self.group else {},
-            "digests": lambda part: pictures[part].digests(),
-            "notes": table.notes,
-        }
+    def _wanted(self, how: kinds.Opening) -> Wanted:
+        features = () if isinstance(self.input, str) else self.input
+        return wanted_columns(self, self.target, features, how.task, how.trained_on)
 
 
+@dataclasses.dataclass(frozen=True)
 class _PictureRows:
-    """(picture, target) of a split; without targets these are pictures, too.
+    """Pairs of a picture and its mask, if there are masks, else of a picture and None."""
 
-    Pictures are given as their paths or bytes: `open_picture` reads all.
-    """
-
-    def __init__(self, split: Any, dataset: HuggingFace, targets: Any) -> None:
-        self._image, self._mask = names_of(dataset.input)[0], names_of(dataset.target)[0]
-        chosen = [self._image] if targets is not None else [self._image, self._mask]
-        features = split.features
-        self._features = {name: features[name] for name in chosen}
-        self._path, self._targets = Path(dataset.path), targets
-        self._split = split.select_columns(chosen)
-        for name in chosen:
-            feature = dataclasses.replace(features[name], decode=False)
-            self._split = self._split.cast_column(name, feature)
+    pictures: _PictureColumn
+    masks: _PictureColumn | None
 
     def __len__(self) -> int:
-        return len(self._split)
+        return len(self.pictures)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        row = self._split[index]
-        for column, picture in row.items():
-            if picture is None:
-                raise DataError(f"column {column}: row {index} has no image; remove it")
-        image = self._source(row, self._image)
-        if self._targets is not None:
-            return image, self._targets[index]
-        return image, self._source(row, self._mask)
+        return self.pictures[index], None if self.masks is None else self.masks[index]
 
-    def digests(self) -> Digests:
+
+class _PictureColumn:
+    """The pictures in a column of a split, each as `open_picture` reads it: mostly not decoded."""
+
+    def __init__(self, split: Any, name: str, *, is_mask: bool = False) -> None:
+        self._name, self._feature, self._is_mask = name, split.features[name], is_mask
+        raw = dataclasses.replace(self._feature, decode=False)
+        self._cells = split.select_columns([name]).cast_column(name, raw)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __getitem__(self, index: int) -> Any:
+        if (cell := self._cells[index][self._name]) is None:
+            raise DataError(f"column {self._name}: row {index} has no image; remove it")
+        path, content, mode = cell["path"], cell["bytes"], self._feature.mode
+        is_in_archive = not (content or (path and os.path.isfile(path)))
+        if is_in_archive or (mode and self._is_mask):
+            return self._feature.decode_example(cell)
+        source = io.BytesIO(content) if content else path
+        if not mode:
+            return source
+        return open_picture(
+            source, mode if mode in MODES.values() else None, f"column {self._name}"
+        )
+
+    def digests(self, folder: Path) -> Digests:
         """Return the digests of the pictures, of large ones by some of their bytes."""
         from expt.data.overlap import Digests, digest_of_bytes, digests_of_files
 
-        pictures = self._split.select_columns([self._image]).with_format("arrow")
         found = list[Any]()
-        with Checksums.below(self._path) as sums:
-            for batch in pictures.iter(1000):
+        with Checksums.below(folder) as sums:
+            for batch in self._cells.with_format("arrow").iter(1000):
                 cells = batch.column(0).combine_chunks()
                 values = digests_of_files(cells.field("path").to_pylist(), sums).values
                 for row, content in enumerate(cells.field("bytes")):
@@ -269,15 +281,3 @@ class _PictureRows:
                         values[row] = digest_of_bytes(content.as_buffer())
                 found.append(values)
         return Digests(np.concatenate([np.array(each, np.uint64) for each in found]))
-
-    def _source(self, row: Mapping[str, Any], column: str) -> Any:
-        path, content = row[column]["path"], row[column]["bytes"]
-        feature, is_mask = self._features[column], column != self._image
-        in_archive = not (content or (path and os.path.isfile(path)))
-        if in_archive or (feature.mode and is_mask):
-            return feature.decode_example({"path": path, "bytes": content})
-        source = io.BytesIO(content) if content else path
-        if not feature.mode:
-            return source
-        mode = feature.mode if feature.mode in MODES.values() else None
-        return open_picture(source, mode, f"column {column}")

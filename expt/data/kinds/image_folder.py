@@ -286,23 +286,19 @@ class ImageFolder(_Folder, kinds.Images):
 
     def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        from expt.data.images import Kept, of_targets, pictures_of
+        from expt.data.images import of_targets, pictures_of
 
         listings = self._listings(how.task, how.trained_on)
-        kept = dict[str, Kept]()
+        pairs = {part: [(file, None) for file in each.files] for part, each in listings.items()}
+        targets = {part: torch.tensor(each.labels) for part, each in listings.items()}
         with Checksums.below(Path(self.root)) as sums:
-            pairs = {
-                part: [*zip(each.files, each.labels, strict=True)]
-                for part, each in listings.items()
-            }
-            sets = pictures_of(self, pairs, sums)
+            parts = pictures_of(self, pairs, targets, sums)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.of_unchanged)
-                if name and (images := cache.read_entry(name, cache.CachedImages)):
-                    kept[part] = Kept(sets[part], each.labels, images, how.device)
+                cached = cache.read_entry(name, cache.CachedImages) if name else None
+                parts[part] = dataclasses.replace(parts[part], cached=cached)
         first = next(iter(listings.values()))
-        targets = {part: torch.tensor(each.labels) for part, each in listings.items()}
-        found = of_targets(self, sets, targets, first.classes, first.columns, how, kept)
+        found = of_targets(self, parts, first.classes, first.columns, how)
         return self._with_groups(found, how)
 
 
