@@ -15,7 +15,7 @@ from expt.data import indexing, overlap
 from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
-from expt.data.loader import Loader
+from expt.data.loader import IndexLoader, Loader
 from expt.data.loading import ROWS, Batch, LoaderOptions, PerSample, mapped
 from expt.data.source import Source
 from expt.errors import ConfigError, DataError, counted, described, listed, warn
@@ -160,8 +160,9 @@ def build(
     )
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if overfit_batches:
-        order = source.train.load(train_idx, to_train).order(epoch=1)
-        train_idx = val_idx = order[: overfit_batches * given.batch_size]
+        counted = source.train.load(train_idx, to_train)
+        assert isinstance(counted, IndexLoader)
+        train_idx = val_idx = counted.order(epoch=1)[: overfit_batches * given.batch_size]
         to_train, test = dataclasses.replace(to_train, shuffle=False, balanced=None), None
         if given.shard.rank == 0:
             warn(f"overfit_batches: val is the {len(val_idx)} samples that are trained on")

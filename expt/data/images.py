@@ -16,8 +16,8 @@ from expt.data.cache import CachedImages
 from expt.data.checked_samples import Transformed, as_it_is, checked_image, to_tensor
 from expt.data.checksums import Checksums
 from expt.data.kinds import OfPictures, Opening
-from expt.data.loader import Held, Loader, loading
-from expt.data.loading import LoaderOptions
+from expt.data.loader import Loader, loading
+from expt.data.loading import Held, LoaderOptions
 from expt.data.memory import InMemory, eval_batch_size
 from expt.data.pictures import (
     MODES,

@@ -21,6 +21,7 @@ from expt.data.loading import (
     MIN_EVAL_BATCH,
     Batch,
     Finish,
+    Held,
     LoaderOptions,
     Order,
     Shard,
@@ -46,56 +47,18 @@ from expt.errors import ConfigError, DataError, described, warn
 
 _Block: TypeAlias = tuple[Any, Any, list[Piece]]
 """Inputs and targets of pieces of one size: a batch each."""
-_EVAL_TOKENS = 2**15
-"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
 _AT_A_TIME = 256
 """Samples that are read past at a time."""
 _SOON_S = 0.5
 """The seconds after which it is said how long that takes."""
 
 
-class Held(Dataset[Any]):
-    """Samples in memory or in a mapped file, gathered several at once."""
+class _Loader:
+    """The parts that both loaders share: their batches, once read, are prepared on the device."""
 
-    device = torch.device("cpu")
-    """the device of the indices that `gather` takes"""
-    tokens = 0
-    """tokens of the longest sample, where samples are tokens"""
-
-    def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
-        """Return the samples to gather from; None while they must be read one by one."""
-        return self
-
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of these samples, [b, ...]."""
-        raise NotImplementedError
-
-    def at_once(self, device: torch.device) -> int:
-        """Return how many samples of several batches are gathered at once; 1: a batch."""
-        return 1
-
-    def evaluated_at_once(self, options: LoaderOptions) -> int | None:
-        """Return the samples that a worker evaluates at a time; None: as of other datasets."""
-        if options.eval_batch_size or not self.tokens:
-            return options.eval_batch_size
-        share = options.batch_size // options.shard.world_size
-        return max(share, _EVAL_TOKENS // self.tokens, 1)
-
-
-class Loader:
-    """The batches of one split, for one worker.
-
-    Samples of a Held dataset are gathered, those of an IterableDataset with a length come in its
-    order, and any other Dataset is read by the samples' numbers. Random augmentation in a dataset
-    depends on the seed, the epoch and the sample only (and how often it came before in the epoch),
-    so neither a restart nor `gpus` changes it. Iterating raises the errors of the dataset and of
-    `collate`.
-    """
-
-    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
-        self._indices, self._options, self._reading = indices, options, reading
+    def __init__(self, options: LoaderOptions, reading: Reading) -> None:
+        self._options, self._reading = options, reading
         self._reader = Reader(reading, options.device)
-        self._held: Held | None = None
         self.stay_double = False
         """True if float64 stays as it is, for a model in double; set before anything is read."""
 
@@ -107,7 +70,41 @@ class Loader:
     @property
     def keeps_order(self) -> bool:
         """True if a batch has a row for each sample in order: nothing collates or mixes them."""
-        return self._options.mixing is None and collate_of(self._reading.dataset) is None
+        return self._options.mixing is None and not self._reading.has_collate
+
+    def _prepared(self, loaded: Any, drawn: Tensor | None) -> tuple[Any, Any]:
+        """Return inputs and targets on the device, images as a model gets them."""
+        inputs, targets = mapped(self._on_device, raised(loaded))
+        if self._reading.finish is not None:
+            inputs = self._reading.finish(inputs, drawn)
+        return inputs, targets
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        tensor = to_device(tensor, self._options.device)
+        return tensor if self.stay_double else single(tensor)
+
+    def _collated(self, samples: list[Any], epoch: int, place: int) -> tuple[Any, Any]:
+        """Return the batch of samples that a stream gave, which begins at this place."""
+        if not self._reading.has_collate:
+            return self._reading.collate(samples)
+        keys, seeding = Keys(self._options.seed, epoch, [place]), self._reading.seeding
+        return seeding.read(lambda _: [*samples], keys, self._reading.collate)
+
+
+class IndexLoader(_Loader):
+    """The batches of one split, for one worker.
+
+    Samples of a Held dataset are gathered, those of an IterableDataset with a length come in its
+    order, and any other Dataset is read by the samples' numbers. Random augmentation in a dataset
+    depends on the seed, the epoch and the sample only (and how often it came before in the epoch),
+    so neither a restart nor `gpus` changes it. Iterating raises the errors of the dataset and of
+    `collate`.
+    """
+
+    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
+        super().__init__(options, reading)
+        self._indices = indices
+        self._held: Held | None = None
 
     @property
     def size(self) -> int:
@@ -119,7 +116,7 @@ class Loader:
         return iter(self._indices.tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data for a checkpoint, if the step does not say it."""
+        """Return the place in the data for a checkpoint: none, as the step says it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,18 +192,7 @@ class Loader:
     def _finished(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         drawn = None if order.drawn is None else to_device(order.drawn, self._options.device)
         for loaded, block in self._loaded(order, pieces):
-            yield *self._placed(loaded, None if drawn is None else _spread(drawn, block)), block
-
-    def _placed(self, loaded: Any, drawn: Tensor | None) -> tuple[Any, Any]:
-        """Return inputs and targets on the device, images as a model gets them."""
-        inputs, targets = mapped(self._on_device, raised(loaded))
-        if self._reading.finish is not None:
-            inputs = self._reading.finish(inputs, drawn)
-        return inputs, targets
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        tensor = to_device(tensor, self._options.device)
-        return tensor if self.stay_double else single(tensor)
+            yield *self._prepared(loaded, None if drawn is None else _spread(drawn, block)), block
 
     def _loaded(self, order: Order, pieces: Iterable[Piece]) -> Iterator[tuple[Any, list[Piece]]]:
         """Yield (inputs, targets), or an ExptError, of one piece or of several of one size."""
@@ -218,9 +204,9 @@ class Loader:
             samples = to_device(order.samples, self._held.device)
             for block in _blocks(pieces, self._held.at_once(self._options.device)):
                 yield self._held.gather(_spread(samples, block)), block
-        elif single := [[piece] for piece in pieces]:
+        elif alone := [*pieces]:
             read = self._in_order if self.is_stream else self._by_number
-            yield from zip(read(order, [piece for (piece,) in single]), single, strict=True)
+            yield from zip(read(order, alone), ([piece] for piece in alone), strict=True)
 
     def _by_number(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
         return self._reader.read(_keys(order, pieces, self._options.seed))
@@ -240,13 +226,6 @@ class Loader:
                 yield self._collated([found[at - first] for at in wanted], order.epoch, wanted[0])
 
         return self._reader.ahead(batches)
-
-    def _collated(self, samples: list[Any], epoch: int, place: int) -> tuple[Any, Any]:
-        """Return the batch of samples that a stream gave, which begins at this place."""
-        if not collate_of(self._reading.dataset):
-            return self._reading.collate(samples)
-        keys, seeding = Keys(self._options.seed, epoch, [place]), self._reading.seeding
-        return seeding.read(lambda _: [*samples], keys, self._reading.collate)
 
 
 def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
@@ -278,7 +257,7 @@ def _spread(values: Tensor, block: list[Piece]) -> Tensor:
     return taken.unfold(-1, first.stop - first.start, block[1].start - first.start).flatten(-2)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A place in a stream: the number of whole passes, and of samples in the next one."""
 
     passes: int = 0
@@ -289,8 +268,8 @@ class Place(NamedTuple):
     """the batches until here"""
 
 
-class StreamLoader(Loader):
-    """Batches of an IterableDataset without a length, one pass after the other; see Loader.
+class StreamLoader(_Loader):
+    """Batches of an IterableDataset without a length, one pass after the other.
 
     An epoch is `epoch_steps` of them, the next one continues where it ended, and a batch may hold
     the end of a pass and the begin of the next: each sample comes once in a pass. A dataset with a
@@ -299,14 +278,15 @@ class StreamLoader(Loader):
     """
 
     def __init__(self, options: LoaderOptions, reading: Reading) -> None:
-        super().__init__(torch.empty(0, dtype=torch.int64), options, reading)
+        super().__init__(options, reading)
         if options.augment.flip == "alternate":
             raise ConfigError(
                 "dataset.augment.flip=alternate: mirrors a sample by its place among all, and a"
                 " dataset without __len__ does not count them; use dataset.augment.flip=true"
             )
-        self._place = Place()
+        self._position = Position()
         self._live: Iterator[Any] | None = None
+        """The shares that follow the position, once something has been read."""
         self._mine = local_slice(options.batch_size, options.shard.rank, options.shard.world_size)
 
     def __len__(self) -> int:
@@ -318,18 +298,18 @@ class StreamLoader(Loader):
         return len(self) * self._options.batch_size
 
     def numbers(self) -> Iterator[int]:
-        """See Loader."""
+        """See IndexLoader."""
         return itertools.count()
 
     def indices(self, epoch: int, number: int) -> Tensor:
-        """See Loader; counted over all passes."""
+        """See IndexLoader; counted over all passes."""
         first = ((epoch - 1) * len(self) + number) * self._options.batch_size
         return torch.arange(first + self._mine.start, first + self._mine.stop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch, and over how many workers shards are divided."""
         shards = self._options.shard.world_size if self._reading.is_sharded else 0
-        return {**dict(zip(Place._fields, self._place, strict=True)), "shards": shards}
+        return {**dict(zip(Position._fields, self._position, strict=True)), "shards": shards}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next epoch begin there. Raise ConfigError where it is in another shard."""
@@ -340,44 +320,47 @@ class StreamLoader(Loader):
                 f" {there or 'no'} shards of the dataset, and here are {here or 'none'}; use"
                 f" world_size={there or 1} and the dataset's code as it was"
             )
-        self._place, self._live = Place(**{name: state[name] for name in Place._fields}), None
+        self._position, self._live = (
+            Position(**{name: state[name] for name in Position._fields}),
+            None,
+        )
 
     def catch_up(self) -> None:
         """Go to the place, as long as it takes; else the next epoch does."""
-        self._live = self._reader.ahead(functools.partial(self._parts, self._place))
-        self._place = next(self._live)
+        self._live = self._reader.ahead(functools.partial(self._shares, self._position))
+        self._position = next(self._live)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the next batches, as many as the epoch has left; the run's first from the start."""
         options, begins = self._options, epoch <= 1 and not skip
         if begins:  # samples that were read before do not count
-            self._place, self._live = Place(), None
+            self._position, self._live = Position(), None
         if self._live is None:
             self.catch_up()
         assert self._live
         left = itertools.islice(self._live, len(self) - skip)
-        batches = prefetched(self._whole(left), options.device)
+        batches = prefetched(self._batches(left), options.device)
         if options.mixing is None:
             return batches
         return options.mixing.mixed(batches, options.seed, epoch, skip)
 
-    def _parts(self, begin: Place) -> Iterator[Any]:
+    def _shares(self, begin: Position) -> Iterator[Any]:
         """Yield the place once it is reached, then this worker's part of each batch, and where."""
         size, first, last = self._options.batch_size, self._mine.start, self._mine.stop
         if self._reading.is_sharded:
             size, first, last = last - first, 0, last - first
         with_partner = range(first - (1 if self._options.mixing else 0), last)
-        stream = self._pass(begin)
+        stream = self._stream_from(begin)
         if begin.state is None:
             self._read_past(stream, begin.position)
         yield begin
         for batches in itertools.count(begin.batches + 1):
-            stream, found = self._taken(stream, size)
-            place = Place(stream.epoch - 1, stream.position, stream.state, batches)
+            stream, found = self._next_samples(stream, size)
+            place = Position(stream.epoch - 1, stream.position, stream.state, batches)
             mine = [found[at] for at in with_partner]
             yield self._collated(mine, batches, self._mine.start), place
 
-    def _whole(self, loaded: Iterator[Any]) -> Iterator[Batch]:
+    def _batches(self, loaded: Iterator[Any]) -> Iterator[Batch]:
         options, drawn = self._options, None
         first = self._mine.start - (1 if options.mixing else 0)
         places = torch.arange(first, self._mine.stop) % options.batch_size
@@ -385,22 +368,22 @@ class StreamLoader(Loader):
             if options.augment:
                 drawn = options.augment.draw(options.batch_size, options.seed, place.batches)
                 drawn = to_device(drawn[:, places], options.device)
-            inputs, targets = self._placed(part, drawn)
-            self._place = place
+            inputs, targets = self._prepared(part, drawn)
+            self._position = place
             yield Batch(inputs, targets, options.batch_size).of_size(len(places))
 
-    def _taken(self, stream: Stream, size: int) -> tuple[Stream, list[Any]]:
+    def _next_samples(self, stream: Stream, size: int) -> tuple[Stream, list[Any]]:
         """Return the next samples, and the pass in which they end."""
         found = stream.take(size)
         while len(found) < size:
             if not stream.position:
                 name = type(self._reading.dataset).__name__
                 raise DataError(f"{name}: gives no sample in a pass")
-            stream = self._pass(Place(stream.epoch))
+            stream = self._stream_from(Position(stream.epoch))
             found += stream.take(size - len(found))
         return stream, found
 
-    def _pass(self, place: Place) -> Stream:
+    def _stream_from(self, place: Position) -> Stream:
         begin = None if place.state is None else (place.position, place.state)
         return Stream(self._reading, self._options.seed, place.passes + 1, begin)
 
@@ -430,9 +413,11 @@ class StreamLoader(Loader):
                 yield self._collated(group, 0, number), len(group)
 
         for part, size in self._reader.ahead(parts):
-            yield Batch(*self._placed(part, None), size).of_size(size)
+            yield Batch(*self._prepared(part, None), size).of_size(size)
 
 
+Loader: TypeAlias = IndexLoader | StreamLoader
+"""The batches of one split, for one worker."""
 Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]
 """Makes a loader of the samples at some indices."""
 
@@ -475,8 +460,8 @@ def loading(
             return StreamLoader(options, _of_worker(reading, options.shard))
         if is_stream:
             in_order = dataclasses.replace(options, shuffle=False)
-            return Loader(indices.sort().values, in_order, reading)
-        return Loader(indices, options, reading)
+            return IndexLoader(indices.sort().values, in_order, reading)
+        return IndexLoader(indices, options, reading)
 
     return load
 

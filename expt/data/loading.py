@@ -10,10 +10,13 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from expt.data.augment import Augmentation, Mixing
 
 MIN_EVAL_BATCH = 256
+_EVAL_TOKENS = 2**15
+"""Tokens that a worker evaluates at a time, at least: their logits take the memory."""
 NO_AUGMENTATION = Augmentation()
 
 
@@ -158,6 +161,34 @@ class LoaderOptions:
         # No gradients are kept in an evaluation, so small batches would only cost time.
         share = self.batch_size // self.shard.world_size
         return self.eval_batch_size or max(share, MIN_EVAL_BATCH)
+
+
+class Held(Dataset[Any]):
+    """Samples in memory or in a mapped file, gathered several at once."""
+
+    device = torch.device("cpu")
+    """the device of the indices that `gather` takes"""
+    tokens = 0
+    """tokens of the longest sample, where samples are tokens"""
+
+    def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
+        """Return the samples to gather from; None while they must be read one by one."""
+        return self
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of these samples, [b, ...]."""
+        raise NotImplementedError
+
+    def at_once(self, device: torch.device) -> int:
+        """Return how many samples of several batches are gathered at once; 1: a batch."""
+        return 1
+
+    def evaluated_at_once(self, options: LoaderOptions) -> int | None:
+        """Return the samples that a worker evaluates at a time; None: as of other datasets."""
+        if options.eval_batch_size or not self.tokens:
+            return options.eval_batch_size
+        share = options.batch_size // options.shard.world_size
+        return max(share, _EVAL_TOKENS // self.tokens, 1)
 
 
 class Finish:

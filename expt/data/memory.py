@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data.loader import Held, loading
-from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions
+from expt.data.loader import loading
+from expt.data.loading import MIN_EVAL_BATCH, Held, LoaderOptions
 from expt.data.source import Part, Source
 from expt.errors import DataError
 from expt.features import NO_TARGET, Features

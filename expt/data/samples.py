@@ -76,6 +76,11 @@ class Reading:
     """whether the stream's samples are only this worker's"""
     seeding: Seeding = field(default_factory=Seeding)
 
+    @property
+    def has_collate(self) -> bool:
+        """True if the dataset itself makes batches."""
+        return getattr(self.dataset, "collate", None) is not None
+
 
 def size_of(dataset: Dataset[Any]) -> int | None:
     """Return the number of samples; None of an IterableDataset without a length."""
@@ -398,7 +403,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, reading: Reading) -> None:
         self._collate, self._seeding = reading.collate, reading.seeding
         self._read = functools.partial(read_all, reading.dataset, reading.check)
-        self._has_collate = collate_of(reading.dataset) is not None
+        self._has_collate = reading.has_collate
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from expt import progress
 from expt.data.cache import digest, read_or_fill
 from expt.data.columns import texts_of
-from expt.data.loader import Held
+from expt.data.loading import Held
 from expt.data.overlap import COPIES, UNLIKE, Digests
 from expt.data.table_files import Table, Uses
 from expt.data.tokenizer import Tokenizer, fingerprint

@@ -19,7 +19,7 @@ from expt.data import changes
 from expt.data.build import keep_doubles
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
-from expt.data.loader import Loader
+from expt.data.loader import IndexLoader, Loader
 from expt.data.loading import named_leaves
 from expt.errors import ConfigError, described, listed
 from expt.tasks.task import Task
@@ -218,7 +218,9 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, worker:
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
     is_compiled = learner.compiled  # it would compile once more
-    if not learner.extra_metrics.names or is_compiled or loader is None or loader.is_stream:
+    if is_compiled or not learner.extra_metrics.names:
+        return
+    if not isinstance(loader, IndexLoader) or loader.is_stream:
         return
     keep_doubles(learner.module, [loader])
     batch = next(loader.first(FEW))

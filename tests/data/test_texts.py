@@ -14,6 +14,7 @@ from pyarrow import parquet
 from expt.data import tokenizer
 from expt.data.build import Data
 from expt.data.indexing import by_length, padding, permutation
+from expt.data.loader import IndexLoader
 from expt.data.loading import Shard
 from expt.errors import ConfigError, DataError
 from expt.features import NO_TARGET, Features, Text, Tokens
@@ -77,6 +78,7 @@ def test_batches_are_those_of_transformers_own_collator(tmp_path: Path, kind: st
     transformers: Any = importlib.import_module("transformers")
     own = transformers.AutoTokenizer.from_pretrained(bert)
     collate = transformers.DataCollatorWithPadding(own)
+    assert isinstance(data.train, IndexLoader)
     order = data.train.order(1).tolist()
     for place, batch in enumerate(data.train.epoch(1)):
         some = [texts[at] for at in order[8 * place : 8 * place + 8]]
