@@ -275,7 +275,7 @@ def _inputs(rows: Rows, width: int) -> Feature:
 
 
 def _targets(rows: Rows, takes: type[Feature]) -> Feature:
-    if rows.read and len(rows.read.counted):
+    if rows.read and rows.read.are_targets:
         return Tokens(vocab_size=rows.read.feature.vocab_size, context=0)
     if rows.class_names:
         return Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from expt.data.columns import texts_of
 from expt.data.loading import Held
 from expt.data.overlap import COPIES, UNLIKE, Digests
 from expt.data.table_files import Table, Uses
-from expt.data.tokenizer import Tokenizer, fingerprint
+from expt.data.tokenizer import Encoded, Tokenizer, fingerprint
 from expt.errors import DataError
 from expt.features import NO_TARGET, Feature, Text
 from expt.late import pa
@@ -46,12 +46,17 @@ class Texts(NamedTuple):
     notes: Sequence[str] = ()
 
     @property
+    def are_targets(self) -> bool:
+        """True if the tokens that follow are predicted."""
+        return len(self.counted) > 0
+
+    @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each, int64 [N]."""
         return np.diff(self.bounds)
 
     def of(self, values: np.ndarray, index: np.ndarray) -> list[np.ndarray]:
-        """Return those of `ids`, `counted` or `types` for each text at `index`; none of none."""
+        """Return those of `ids`, `counted` or `types` for each text at `index`, if it has some."""
         if not len(values):
             return []
         pairs = zip(self.bounds[index].tolist(), self.bounds[index + 1].tolist(), strict=True)
@@ -101,37 +106,56 @@ def read(dataset: Any, open_table: Callable[[], Table], content: str, *, is_caus
 
 def _write(table: Table, columns: Sequence[str], reader: Tokenizer, folder: Path) -> Any:
     """Write the tokens of a table's columns into a folder; return their description."""
-    kind = np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32
-    ids, marks, types = [np.empty(0, kind)], [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]
-    lengths, gaps, cut, silent = list[int](), 0, 0, 0
+    written = _Writer(np.uint16 if reader.sizes["vocab_size"] <= 1 << 16 else np.uint32)
     with progress.phase(f"reading the texts of {table.path}", table.size) as here:
         for whole in table.batches(columns, uses=Uses(texts=columns)):
             for start in range(0, whole.num_rows, _AT_A_TIME):
                 cells = [whole.column(name).slice(start, _AT_A_TIME) for name in columns]
-                gaps += sum(each.null_count for each in cells)
-                found = reader.encode([*map(cells_of, cells, columns)])
-                ids.append(np.fromiter(itertools.chain(*found.ids), kind))
-                marks.append(np.fromiter(itertools.chain(*found.counted), np.uint8))
-                types.append(np.fromiter(itertools.chain(*found.types), np.uint8))
-                lengths += map(len, found.ids)
-                silent += sum(not any(each[1:]) for each in found.counted)
-                cut += found.cut
-                here.done += len(found.ids)
-    number, names = len(lengths), ", ".join(columns)
-    if silent == number:
+                written.gaps += sum(column.null_count for column in cells)
+                written.add(reader.encode([*map(cells_of, cells, columns)]))
+                here.done = len(written.lengths)
+    if written.silent == len(written.lengths):
         raise DataError(f"{table.path}: no row has a token to predict; use more dataset.max_tokens")
-    parts: Sequence[Any] = ids, marks, types
-    arrays = [*map(np.concatenate, parts), np.cumsum([0, *lengths])]
-    for name, array in zip(_ARRAYS, arrays, strict=True):
-        np.save(folder / f"{name}.npy", array)
-    notes = {
-        f"{gaps} of {number} cells are empty, or NA or such, and are read as empty texts": gaps,
-        f"{silent} of {number} rows have no token to predict, after they are cut": silent,
-    }
-    sizes = min(lengths), max(lengths), float(np.mean(lengths))
-    feature = {**reader.sizes, "lengths": sizes, "cut": cut}
-    said = [f"column {names}: {note}" for note, is_so in notes.items() if is_so]
-    return {"feature": feature, "notes": said}
+    written.save(folder)
+    notes = [f"column {', '.join(columns)}: {note}" for note in written.notes()]
+    return {"feature": {**reader.sizes, **written.sizes}, "notes": notes}
+
+
+class _Writer:
+    """Collects the tokens of rows, and counts the odd ones."""
+
+    def __init__(self, kind: type[np.unsignedinteger[Any]]) -> None:
+        self._arrays = {"ids": [np.empty(0, kind)]}
+        self._arrays |= {name: [np.empty(0, np.uint8)] for name in ("counted", "types")}
+        self.lengths = list[int]()
+        self.gaps = self.silent = self._cut = 0
+
+    def add(self, rows: Encoded) -> None:
+        for name, parts in self._arrays.items():
+            tokens = itertools.chain(*getattr(rows, name))
+            parts.append(np.fromiter(tokens, parts[0].dtype))
+        self.lengths += map(len, rows.ids)
+        self.silent += sum(not any(counted[1:]) for counted in rows.counted)
+        self._cut += rows.cut
+
+    def save(self, folder: Path) -> None:
+        for name, parts in self._arrays.items():
+            np.save(folder / f"{name}.npy", np.concatenate(parts))
+        np.save(folder / "bounds.npy", np.cumsum([0, *self.lengths]))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The fields of a feature that it knows."""
+        lengths = min(self.lengths), max(self.lengths), float(np.mean(self.lengths))
+        return {"lengths": lengths, "cut": self._cut}
+
+    def notes(self) -> Iterator[str]:
+        number = len(self.lengths)
+        if self.gaps:
+            cells = f"{self.gaps} of {number} cells"
+            yield f"{cells} are empty, or NA or such, and are read as empty texts"
+        if self.silent:
+            yield f"{self.silent} of {number} rows have no token to predict, after they are cut"
 
 
 def cells_of(cells: Any, name: str) -> list[Any]:
@@ -162,9 +186,8 @@ def padded(
         following[row, : number - 1] = np.where(counts, tokens[row, :number], NO_TARGET)[1:]
     inputs = {"input_ids": tokens, "attention_mask": mask}
     inputs |= {"token_type_ids": segments} if len(types) else {}
-    return {name: torch.from_numpy(one) for name, one in inputs.items()}, torch.from_numpy(
-        following
-    )
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    return tensors, torch.from_numpy(following)
 
 
 class PaddedTexts(Held):
@@ -181,15 +204,15 @@ class PaddedTexts(Held):
     def example(self) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs of the longest text, and targets that are all zeros."""
         inputs, following = self._padded(np.array([self._texts.lengths.argmax()]))
-        targets = following if len(self._texts.counted) else self._targets
+        targets = following if self._texts.are_targets else self._targets
         return {name: one[0] for name, one in inputs.items()}, torch.zeros_like(targets[0])
 
     def _padded(self, index: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         texts = self._texts
-        each = (texts.of(values, index) for values in (texts.ids, texts.counted, texts.types))
-        return padded(texts.feature, *each)
+        arrays = texts.ids, texts.counted, texts.types
+        return padded(texts.feature, *(texts.of(values, index) for values in arrays))
 
     def gather(self, indices: Tensor) -> tuple[Any, Tensor]:
         """See Held."""
         inputs, following = self._padded(self._index[indices.numpy()])
-        return inputs, following if len(self._texts.counted) else self._targets[indices]
+        return inputs, following if self._texts.are_targets else self._targets[indices]

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 SMALL = 1 << 24  # bytes of pictures that are read before the first epoch, which takes a second
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 _KINDS = ("images", "masks")  # folders of a segmentation_folder's part
+
+
+Files: TypeAlias = Mapping[str, Sequence[str]]
+"""The pictures of each part."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -109,22 +113,21 @@ class _Folder(kinds.OfPictures):
         """Return the tables about the pictures, which count by their content."""
         return [] if self.group is None else [self.group]
 
-    def _groups(self, *, learns: bool) -> tuple[dict[str, list[int]], list[str]]:
+    def _groups(self, files: Files, *, learns: bool) -> tuple[dict[str, list[int]], list[str]]:
         """Return the groups of the parts that have some, and notes; see `groups_of`."""
         if self.group is None:
             return {}, []
-        parts = {part: [each[0] for each in files] for part, files in self._samples().items()}
-        return picture_tables.groups_of(self.group, self.root, parts, learns=learns)
+        return picture_tables.groups_of(self.group, self.root, files, learns=learns)
 
-    def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
+    def _with_groups(self, found: Source, files: Files, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
         from expt.data.overlap import digests_of_files
 
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
-                return digests_of_files([each[0] for each in self._samples()[part]], sums)
+                return digests_of_files(files[part], sums)
 
-        groups, notes = self._groups(learns=how.trained_on is None)
+        groups, notes = self._groups(files, learns=how.trained_on is None)
         tensors = {part: torch.tensor(each) for part, each in groups.items()}
         return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
 
@@ -224,22 +227,11 @@ class ImageFolder(_Folder, kinds.Images):
         written.
         """
         listings = self._listings(task, learns=learns)
-        if self.labels is None:
-            folders.warn_of_others(self.root)
-            self._look_for_list(listings, learns=learns)
-        self._groups(learns=learns)
-        for note in () if self.labels is None else self._listed().notes:
-            warn_once(note)
-        for part, listing in listings.items():
-            listing.report(part)
+        self._warn(listings, learns=learns)
         samples: Sequence[tuple[str, ...]] = [
             (file,) for listing in listings.values() for file in listing.files
         ]
-        num_bytes = len(samples) * self.channels * math.prod(self.image_size)
-        there = next(filter(Path.exists, (cache.cache_dir(), *cache.cache_dir().parents)))
-        room = min(available_memory(), shutil.disk_usage(there).free)
-        fits = self.cache == "auto" and num_bytes <= _SHARE * room
-        if (fits or self.cache is True) and not self.transforms:
+        if self._takes_cache(len(samples)):
             with Checksums.below(Path(self.root)) as sums:
                 for listing in listings.values():
                     self._make_room(listing, sums)
@@ -247,6 +239,25 @@ class ImageFolder(_Folder, kinds.Images):
             samples = self._read(samples)
         mode = pictures.MODES[self.channels]
         return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
+
+    def _warn(self, listings: Mapping[str, Listing], *, learns: bool) -> None:
+        """Warn of odd files, labels and groups. Raise DataError for groups that are wrong."""
+        if self.labels is None:
+            folders.warn_of_others(self.root)
+            self._look_for_list(listings, learns=learns)
+        self._groups(_files_of(listings), learns=learns)
+        for note in () if self.labels is None else self._listed().notes:
+            warn_once(note)
+        for part, listing in listings.items():
+            listing.report(part)
+
+    def _takes_cache(self, number: int) -> bool:
+        """Return whether a `number` of images are decoded into the cache."""
+        num_bytes = number * self.channels * math.prod(self.image_size)
+        there = next(filter(Path.exists, (cache.cache_dir(), *cache.cache_dir().parents)))
+        room = min(available_memory(), shutil.disk_usage(there).free)
+        fits = self.cache == "auto" and num_bytes <= _SHARE * room
+        return (fits or self.cache is True) and not self.transforms
 
     def _look_for_list(self, listings: Mapping[str, Listing], *, learns: bool) -> None:
         """Warn of a list that labels pictures otherwise than their folders.
@@ -299,7 +310,7 @@ class ImageFolder(_Folder, kinds.Images):
                 parts[part] = dataclasses.replace(parts[part], cached=cached)
         first = next(iter(listings.values()))
         found = of_targets(self, parts, first.classes, first.columns, how)
-        return self._with_groups(found, how)
+        return self._with_groups(found, _files_of(listings), how)
 
 
 class Listing(NamedTuple):
@@ -322,6 +333,10 @@ class Listing(NamedTuple):
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
             names = listed(self.classes[label] for label in lacking)
             warn_once(f"{self.folder}: {part} has no image of {names}")
+
+
+def _files_of(listings: Mapping[str, Listing]) -> Files:
+    return {part: listing.files for part, listing in listings.items()}
 
 
 def list_parts(
@@ -415,8 +430,8 @@ class SegmentationFolder(_Folder):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
         folders.warn_of_others(self.root)
-        self._groups(learns=learns)
         pairs = self._samples()
+        self._groups(_images_of(pairs), learns=learns)
         for part, folder in parts_there(self.root, self.splits).items():
             every = [x for kind in _KINDS for x in folders.files_below(folder / kind)]
             taken = itertools.chain(*pairs[part], [os.path.abspath(self.group or "")])
@@ -431,9 +446,14 @@ class SegmentationFolder(_Folder):
     def open(self, how: kinds.Opening) -> Source:
         from expt.data.images import of_masks
 
+        pairs = self._samples()
         with Checksums.below(Path(self.root)) as sums:
-            found = of_masks(self, self._samples(), how, sums)
-        return self._with_groups(found, how)
+            found = of_masks(self, pairs, how, sums)
+        return self._with_groups(found, _images_of(pairs), how)
+
+
+def _images_of(pairs: Mapping[str, Sequence[tuple[str, ...]]]) -> Files:
+    return {part: [image for image, _ in several] for part, several in pairs.items()}
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:
