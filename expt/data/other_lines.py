@@ -140,30 +140,98 @@ def among(
         found[0] = "is a rule"
     if is_last and batch.num_rows > 1:
         with np.errstate(all="ignore"):
-            found |= _ends(batch, read, targets)
+            found |= _LastRows(batch, read, targets).others()
     return found
 
 
-def _ends(batch: Any, read: Sequence[str], targets: Sequence[str]) -> dict[int, str]:
-    """Return why the last rows are none of data, by their places: totals, statistics, notes."""
-    last = batch.num_rows - 1
-    filled = [name for name in batch.schema.names if _text(batch[name], last)]
-    for name in filled:
-        text = _text(batch[name], last)
-        if is_word(text) and (size := _named(batch[name])):
-            above = batch.slice(0, batch.num_rows - size)
-            if (
-                _counts(_numbers(above[name]))
-                or _is_statistic(batch, above, text)
-                or _is_total(batch, name, read, targets)
-            ):
+class _LastRows:
+    """The last row of a table of texts, which may be no data, and the rows above it."""
+
+    def __init__(self, batch: Any, read: Sequence[str], targets: Sequence[str]) -> None:
+        self._batch, self._read, self._targets = batch, read, targets
+        self._last = batch.num_rows - 1
+        self._above = batch.slice(0, self._last)
+        self._texts = {name: _text(batch[name], self._last) for name in batch.schema.names}
+
+    def others(self) -> dict[int, str]:
+        """Return why the last rows are none of data, by their places: totals, statistics, notes."""
+        filled = [name for name, text in self._texts.items() if text]
+        for name in filled:
+            if (size := _named(self._batch[name])) and self._ends(name, size):
                 why = "is a total, or an end"
                 if size > 1:
                     why += f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
-                return dict.fromkeys(range(above.num_rows, batch.num_rows), why)
-    if len(filled) == 1 < batch.num_columns - 1 and _is_note(batch, batch[filled[0]]):
-        return {last: "has a single cell that is not empty, and no other row has an empty one"}
-    return {last: "is the sum of the rows above it"} if _is_sum(batch) else {}
+                return dict.fromkeys(range(self._last + 1 - size, self._last + 1), why)
+        if len(filled) == 1 < self._batch.num_columns - 1 and self._is_note(filled[0]):
+            why = "has a single cell that is not empty, and no other row has an empty one"
+            return {self._last: why}
+        return {self._last: "is the sum of the rows above it"} if self._is_sum() else {}
+
+    def _ends(self, name: str, size: int) -> bool:
+        """Return whether the words in the last rows of a column say that these are no data."""
+        above = self._batch.slice(0, self._last + 1 - size)
+        counts = _counts(_numbers(above[name]))
+        return counts or self._is_statistic(above, self._texts[name]) or self._is_total(name)
+
+    def _is_total(self, name: str) -> bool:
+        """Return whether a word is no value: of a class, or next to the only gaps.
+
+        A total may be a value, too, and its numbers the largest: only its sum or a gap tells.
+        """
+        text = self._texts[name]
+        if not _SURE.match(text) and not (name in self._read and _TOTAL.fullmatch(text)):
+            return False
+        lacks = (not self._texts[x] and not self._above[x].null_count for x in self._read)
+        return any(lacks) or (name in self._targets and bool(_SURE.match(text)))
+
+    def _is_note(self, name: str) -> bool:
+        """Return whether the only cell is no number like those above, and none there has gaps."""
+        own, others = self._numbers(name), _numbers(self._above[name])
+        is_like = len(own) and len(others) and others.min() <= own[0] <= others.max()
+        return not is_like and not any(column.null_count for column in self._above.columns)
+
+    def _numbers(self, name: str) -> np.ndarray:
+        """Return the number in the last row of a column; none where that is a text or empty."""
+        return _numbers(self._batch[name][self._last :])
+
+    def _is_statistic(self, above: Any, text: str) -> bool:
+        """Return whether the last row has the statistic that a word names, of all numbers.
+
+        If the word may be a value, two columns have it to their digits, and no row `above` is like
+        it.
+        """
+        mark = _MARK.fullmatch(text)
+        pairs = [
+            (numbers, cell)
+            for name, cell in self._texts.items()
+            if len(numbers := _numbers(above[name])) > 2 and len(self._numbers(name))
+        ]
+        if not pairs or (mark and (len(pairs) < 2 or len({len(x) for x, _ in pairs}) > 1)):
+            return False
+        if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
+            return False
+        ways: list[Any] = [np.sum, np.mean]
+        if mark and mark.lastgroup:
+            ways = [functools.partial(np.quantile, q=_QUANTILES[mark.lastgroup])]
+        elif text.lower().startswith(("count", "std")):
+            ways = [len, functools.partial(np.std, ddof=1)]
+        near = (1e-6, 1.001) if mark else (1e-3, 0.0)
+        return any(all(_is_near(way(x), cell, *near) for x, cell in pairs) for way in ways)
+
+    def _is_sum(self) -> bool:
+        """Return whether the last row, unlike the one above it, is the sum of those above it.
+
+        It is so in all columns of numbers, and in two of them, of many values, it is out of range.
+        """
+        pairs = [(_numbers(self._above[name]), self._numbers(name)) for name in self._texts]
+        sums = [(above, float(own[0])) for above, own in pairs if len(above) > 1 and len(own)]
+        out = [
+            not above.min() <= own <= above.max() and len(np.unique(above)) >= _MANY
+            for above, own in sums
+        ]
+        if sum(out) < 2 or not all(_adds_up(*pair) for pair in sums):
+            return False
+        return not all(_adds_up(above[:-1], float(above[-1])) for above, _ in sums)
 
 
 def _named(column: Any) -> int:
@@ -180,27 +248,6 @@ def _counts(numbers: np.ndarray) -> bool:
     return len(numbers) > 1 and bool((numbers[1:] == numbers[:-1] + 1).all())
 
 
-def _is_total(batch: Any, name: str, read: Sequence[str], targets: Sequence[str]) -> bool:
-    """Return whether a word in a last row is no value: of a class, or next to the only gaps.
-
-    A total may be a value, too, and its numbers the largest: only its sum or a gap tells.
-    """
-    last = batch.num_rows - 1
-    text = _text(batch[name], last)
-    if not _SURE.match(text) and not (name in read and _TOTAL.fullmatch(text)):
-        return False
-    lacks = (x for x in read if not _text(batch[x], last) and not batch[x][:last].null_count)
-    return any(lacks) or (name in targets and bool(_SURE.match(text)))
-
-
-def _is_note(batch: Any, column: Any) -> bool:
-    """Return whether the only cell of a last row is no number like others, and none has gaps."""
-    last = batch.num_rows - 1
-    own, others = _numbers(column[last:]), _numbers(column[:last])
-    is_like = len(own) and len(others) and others.min() <= own[0] <= others.max()
-    return not is_like and not any(each[:last].null_count for each in batch.columns)
-
-
 def _numbers(cells: Any) -> np.ndarray:
     """Return the numbers of a column's cells; none where one is a text."""
     texts = compute.utf8_trim_whitespace(cells).drop_null()
@@ -210,52 +257,11 @@ def _numbers(cells: Any) -> np.ndarray:
     return np.empty(0)
 
 
-def _is_statistic(batch: Any, above: Any, text: str) -> bool:
-    """Return whether the last row has the statistic that a word names, of all columns of numbers.
-
-    If the word may be a value, two columns have it to their digits, and no row `above` is like it.
-    """
-    last, mark = batch.num_rows - 1, _MARK.fullmatch(text)
-    pairs = [
-        (numbers, _text(batch[name], last))
-        for name in batch.schema.names
-        if len(numbers := _numbers(above[name])) > 2 and len(_numbers(batch[name][last:]))
-    ]
-    if not pairs or (mark and (len(pairs) < 2 or len({len(x) for x, _ in pairs}) > 1)):
-        return False
-    if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
-        return False
-    ways: list[Any] = [np.sum, np.mean]
-    if mark and mark.lastgroup:
-        ways = [functools.partial(np.quantile, q=_QUANTILES[mark.lastgroup])]
-    elif text.lower().startswith(("count", "std")):
-        ways = [len, functools.partial(np.std, ddof=1)]
-    near = (1e-6, 1.001) if mark else (1e-3, 0.0)
-    return any(all(_is_near(way(x), cell, *near) for x, cell in pairs) for way in ways)
-
-
 def _is_near(number: float, text: str, share: float, halves: float) -> bool:
     """Return whether a text is a number but for a share of it, or for halves of its last digit."""
     digits = len(text.partition(".")[2])
     half = 0.0 if "e" in text.lower() else 0.5 * 10.0**-digits
     return math.isclose(number, float(text), rel_tol=share, abs_tol=halves * half)
-
-
-def _is_sum(batch: Any) -> bool:
-    """Return whether the last row, unlike the one above it, is the sum of those above it.
-
-    It is so in all columns of numbers, and in two of them, of many values, it is out of range.
-    """
-    last = batch.num_rows - 1
-    pairs = [(_numbers(each[:last]), _numbers(each[last:])) for each in batch.columns]
-    rows = [(above, float(own[0])) for above, own in pairs if len(above) > 1 and len(own)]
-    out = [
-        not above.min() <= own <= above.max() and len(np.unique(above)) >= _MANY
-        for above, own in rows
-    ]
-    if sum(out) < 2 or not all(_adds_up(*each) for each in rows):
-        return False
-    return not all(_adds_up(above[:-1], float(above[-1])) for above, _ in rows)
 
 
 def _adds_up(above: np.ndarray, number: float) -> bool:
