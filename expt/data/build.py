@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -160,9 +160,8 @@ def build(
     )
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if overfit_batches:
-        counted = source.train.load(train_idx, to_train)
-        assert isinstance(counted, IndexLoader)
-        train_idx = val_idx = counted.order(epoch=1)[: overfit_batches * given.batch_size]
+        order = cast(IndexLoader, source.train.load(train_idx, to_train)).order(epoch=1)
+        train_idx = val_idx = order[: overfit_batches * given.batch_size]
         to_train, test = dataclasses.replace(to_train, shuffle=False, balanced=None), None
         if given.shard.rank == 0:
             warn(f"overfit_batches: val is the {len(val_idx)} samples that are trained on")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from expt.features import Encoding
 
 _NO_VALUE = "has no value, and had one in each row of training"
-_FILLED = {"median", "categories"}
 _TEXTS = "or empty the cell, or if these are categories use dataset.categories"
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
@@ -377,7 +376,7 @@ def read_as_known(
             flags = {} if column.way else _FLAGS
             column.texts_as([flags.get(text.casefold(), math.inf) for text in column.texts])
         found.append(column.values)
-        is_new = np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED)
+        is_new = np.isnan(found[-1]) & how.keys().isdisjoint(("median", "categories"))
         has_fill = all(part in filled for part in column.parts)
         if has_fill and (rows := int(is_new.any(1).sum())):
             unknown[name] = Counter({"": rows})
