@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import progress
-from expt.config import own_code
+from expt.config import own_code, secrets
 from expt.config.constraints import plain
 from expt.config.groups import HuggingFaceModel
 from expt.config.identity import PARTS, Content, Identity, changed_parts
@@ -82,7 +82,7 @@ def other_frozen(record: Record) -> str:
 
     Those of a task have a part in its training; with them the digest of all says nothing of these.
     """
-    settings, then = record.get("config", {}), record.get("content", Content()).get("frozen")
+    settings, then = _settings_of(record), record.get("content", Content()).get("frozen")
     keys = dict(own_code.frozen_in(settings))
     if then is None or not all(key.startswith("model.") for key in keys):
         return ""
@@ -93,6 +93,11 @@ def other_frozen(record: Record) -> str:
         return str(error)  # it names the key, which the model that misses it doesn't know
     names = ", ".join(f"{key}={name}" for key, name in keys.items())
     return f"{names}: the run was trained with other frozen networks; the numbers may differ"
+
+
+def _settings_of(record: Record) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = secrets.restored(record.get("config", {}), all_of_them=False)
+    return found
 
 
 def _of_frozen(settings: Mapping[str, Any]) -> str | None:
@@ -107,9 +112,9 @@ def _files_of_frozen(settings: Mapping[str, Any]) -> Iterator[Path]:
         file, run = weights_named(name, key)
         yield file
         if run is not None:
-            record = result_of_any(RunPaths(run))
+            settings = _settings_of(result_of_any(RunPaths(run)))
             try:
-                yield from _files_of_frozen({"model": record.get("config", {}).get("model")})
+                yield from _files_of_frozen({"model": settings.get("model")})
             except ConfigError as error:
                 raise ConfigError(f"{key}={name}: the run needs {error}") from error
 

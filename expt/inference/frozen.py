@@ -58,7 +58,7 @@ class Frozen:
         """Return the same, which nothing changes."""
         return self
 
-    def find(self, key: str = "weights") -> tuple[Record, Path]:
+    def find(self, key: str = "expt.Frozen: weights") -> tuple[Record, Path]:
         """Return the record of the run, if it is of one, and the file.
 
         Raises ConfigError, which names the `key` that sets the weights.

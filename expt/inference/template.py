@@ -71,15 +71,16 @@ class Template:
         """Return the id of a sample. Raise ConfigError where a table has no such column."""
         if self.by_pictures:
             return os.path.abspath(str(about["path"]))
-        cells = {**about, **{x: about[y] for x, y in self._own.items() if y in about}}
+        names = {x: y if y in about else f"table.{y}" for x, y in self._own.items()}  # named apart
+        cells = {**about, **{x: about[y] for x, y in names.items() if y in about}}
         if not self.id:
-            names = [name for name in self.columns if name in cells]
-            if not names:
+            there = [name for name in self.columns if name in cells]
+            if not there:
                 fault = "no column is one of the table's that are no features"
                 near = next(filter(None, (did_you_mean(x, self._own) for x in self.columns)), "")
                 has = f"({listed(self._own) or 'none'}); add the column of ids{near and '.'}{near}"
                 raise ConfigError(f"--template {self.path}: {fault} {has}")
-            self.id = next((name for name in names if name in self._own), names[0])
+            self.id = next((name for name in there if name in self._own), there[0])
             self.keys = self.columns[self.id]
         return str(cells[self.id])
 
@@ -173,16 +174,19 @@ def to_template(template: Template, output: Path, *, force: bool) -> Iterator[Wr
                 fills.update(template.fills(form, cells))
             found = {name: fill.cell(answer, cells) for name, fill in fills.items()}
             if rows.setdefault(key, found) != found:
-                fault = f"several rows have the {template.id} {key}"
-                raise ConfigError(f"--template {template.path}: {fault}, and other predictions")
+                fault = f"several rows have the {template.id} {key!r}, and other predictions"
+                fix = "if another column has the ids, put it first"
+                raise ConfigError(f"--template {template.path}: {fault}; {fix}")
 
     with new_file(output, force=force) as file:
         yield write
         ids = zip(columns[template.id], template.keys, strict=True)
         missing = [text for text, key in ids if key not in rows]
         surplus = sorted({*rows}.difference(template.keys))
+        if rows and not template.keys:
+            raise ConfigError(f"--template {template.path}: has no rows; write one for each id")
         if rows and len(missing) == len(template.keys):
-            pair = f"{missing[0]!r}, and predictions are of {surplus[0]!r}" if missing else "none"
+            pair = f"{missing[0]!r}, and predictions are of {surplus[0]!r}"
             fault = f"its column {template.id} has none of the ids: it has {pair}"
             raise ConfigError(f"--template {template.path}: {fault}; write them in the same way")
         for names, fault in ((missing, "have no prediction"), (surplus, "have no row there")):

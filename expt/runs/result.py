@@ -347,15 +347,20 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     paths.folder.mkdir(parents=True, exist_ok=True)
     if may_exist:
         _to_be_changed(paths)
-    content = hidden({"version": VERSION, "status": RUNNING, **fields})
+    content = {"version": VERSION, "status": RUNNING, **_hidden(fields)}
     write_atomically(paths.result, dumps(content, indent=2) + "\n", may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
     with _updating:
-        content = {**(_to_be_changed(paths) or {"version": VERSION}), **hidden(fields)}
+        content = {**(_to_be_changed(paths) or {"version": VERSION}), **_hidden(fields)}
         write_atomically(paths.result, dumps(content, indent=2) + "\n")
+
+
+def _hidden(fields: Record) -> Record:
+    """Return fields without the values of variables; those of `data` are columns and classes."""
+    return cast(Record, {key: x if key == "data" else hidden(x) for key, x in fields.items()})
 
 
 _updating = threading.Lock()  # with debug=true the worker's thread and the driver are one process

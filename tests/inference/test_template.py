@@ -196,7 +196,7 @@ def test_rows_of_one_id_have_one_prediction(grades: Made, tmp_path: Path) -> Non
     given.write_text(lines)
     assert len(filled(grades, given, "no,3\nw1,0\nw2,0\n")) == 3
     given.write_text(f"{lines}w2,3,40\n")
-    with pytest.raises(ConfigError, match="several rows have the no w2"):
+    with pytest.raises(ConfigError, match="several rows have the no 'w2'.*put it first"):
         filled(grades, given, "no,3\nw1,0\nw2,0\n")
 
 
@@ -221,20 +221,21 @@ def test_labels_are_written_with_the_sign_of_the_template(
         assert rows == [["no", name], ["w1", f"odd{sign}even"]]
 
 
-@pytest.mark.parametrize("name", ["row", "path"])
+@pytest.mark.parametrize("name", ["row", "path", "class", "p_3"])
 def test_ids_are_those_of_the_table_whatever_their_column_is_called(
     grades: Made, tmp_path: Path, name: str
 ) -> None:
-    lines = [f"{7 - x},{x % 7},{x / 2}" for x in range(8)]
-    (tmp_path / "new.csv").write_text("\n".join([f"{name},a,b", *lines]))
+    cells = [f"{7 - x},{x % 7},{x / 2}" for x in range(8)]
+    (tmp_path / "new.csv").write_text("\n".join([f"{name},a,b", *cells]))
     found = {
         str(one[f"table.{name}"]): str(one["class"])
         for one in expt.predict(grades.folder, tmp_path / "new.csv")
     }
     rows = filled(grades, tmp_path / "new.csv", f"{name},grade\n1,3\n7,3\n0,3\n")
     assert rows[1:] == [[x, found[x]] for x in ("1", "7", "0")]
-    with pytest.raises(ConfigError, match="has none of the ids"):
-        filled(grades, tmp_path / "new.csv", f"{name},grade\n01,3\n07,3\n")
+    for lines, message in (("01,3\n07,3\n", "has none of the ids"), ("", "has no rows")):
+        with pytest.raises(ConfigError, match=message):
+            filled(grades, tmp_path / "new.csv", f"{name},grade\n{lines}")
 
 
 @pytest.mark.parametrize("name", ["no", "more"])

@@ -17,7 +17,7 @@ from expt.command.rerun import config_at_start
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import device_s, read_result, result_of_any
 from expt.runs.view.text import Console
 from scripts.stress import carried
 from tests.conftest import Trained
@@ -93,10 +93,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     arguments = as_typed(words)
     step = 2 * random.Random(number).randrange(4, 26)
     kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
+    spent_s = device_s(result_of_any(RunPaths(tmp_path / "killed")))
     resumed = trained("resume=auto", name="killed")
     whole = trained(*arguments, *OFTEN, name="whole")
     assert resumed.result["attempts"] == 2
     assert resumed.result["resumed_from"]["step"] > 0
+    assert resumed.result["device_s_before"] == spent_s
     assert_equal(resumed, whole)
     events = EventAccumulator(str(resumed.folder), size_guidance={"scalars": 0}).Reload()
     drawn = [(point.step, point.value) for point in events.Scalars("running/loss")]

@@ -183,6 +183,9 @@ def test_no_secret_is_written(paths: RunPaths, a_secret: str) -> None:
     update_result(paths, error=f"then {a_secret}")
     assert read_result(paths)["error"] == "then ${oc.env:TOKEN}"
     assert a_secret not in paths.result.read_text()
+    columns: Any = {"inputs": {"names": [a_secret], "scales": {a_secret: [0.0, 1.0]}}}
+    update_result(paths, data=columns)  # as the data has them
+    assert read_result(paths)["data"] == columns
 
 
 def test_record_is_synced_before_it_is_named(paths: RunPaths, monkeypatch: Patch) -> None:
