@@ -437,9 +437,11 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
     usable = [name for name in wrong if name not in left and not wrong[name]]
     refuse(path, wrong, f"; or leave it out: {features_word(usable)}" if usable else "")
     if not usable:
+        texts = "; sentences are named as dataset.text" if ids else ""
         raise ConfigError(
             f"dataset.features: {path} has only the targets and {listed(wrong)}"
-            f" ({', '.join(left.values())}); if it is to be learned from: {features_word([*wrong])}"
+            f" ({', '.join(dict.fromkeys(left.values()))}); if it is to be learned from:"
+            f" {features_word([*wrong])}{texts}"
         )
     return left
 

@@ -98,10 +98,9 @@ class Tokenizer:
         """The fields of a feature that it knows."""
         template = own.chat_template
         if role == "messages" and not re.search(r"{%-?\s*generation\b", str(template)):
-            has = "has no chat template" if template is None else "its chat template lacks these"
+            lacks = "has no chat template with {% generation %} and {% endgeneration %} around"
             raise ConfigError(
-                f"{self._at}: {has}; a template that puts {{% generation %}} and"
-                " {% endgeneration %} around responses says which tokens are predicted"
+                f"{self._at}: {lacks} responses, which says which tokens are predicted; add it"
             )
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> Encoded:

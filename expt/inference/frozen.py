@@ -58,7 +58,7 @@ class Frozen:
         """Return the same, which nothing changes."""
         return self
 
-    def find(self, key: str = "expt.Frozen: weights") -> tuple[Record, Path]:
+    def find(self, key: str = "expt.Frozen, weights") -> tuple[Record, Path]:
         """Return the record of the run, if it is of one, and the file.
 
         Raises ConfigError, which names the `key` that sets the weights.
@@ -84,7 +84,10 @@ class Frozen:
             self.model = rebuilt(record, content, device).model
         else:
             found = weights_in(content, self.model.state_dict().keys())
-            load_all(self.model, found[0].state if found else {})
+            try:
+                load_all(self.model, found[0].state if found else {})
+            except ConfigError as error:
+                raise ConfigError(f"expt.Frozen, weights: {self.weights}: {error}") from error
         self.model.to(device).eval().requires_grad_(False)
         self._is_read = True
 

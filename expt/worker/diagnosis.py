@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from expt.config.constraints import word
 from expt.config.schema import RunConfig
 from expt.data.checked_samples import WITHOUT_GPU
 from expt.data.loader import Loader
@@ -123,6 +124,9 @@ def _explain(error: Exception, text: str, config: RunConfig, trains: bool) -> Ex
         )
     if not isinstance(error, RuntimeError):
         return None
+    if "not support sparse gradients" in text:
+        fix = "give them SparseAdam by optimizer.groups, or leave sparse=True out of the embedding"
+        return ConfigError(f"optimizer={word(config.optimizer)}: {first_line(error)}; {fix}")
     if re.match(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", text):
         return Killed(
             f"a process that reads samples was killed (out of memory?): {first_line(error)}; a"

@@ -196,7 +196,7 @@ def test_rows_of_one_id_have_one_prediction(grades: Made, tmp_path: Path) -> Non
     given.write_text(lines)
     assert len(filled(grades, given, "no,3\nw1,0\nw2,0\n")) == 3
     given.write_text(f"{lines}w2,3,40\n")
-    with pytest.raises(ConfigError, match="several rows have the no 'w2'.*put it first"):
+    with pytest.raises(ConfigError, match=r"several rows have the no 'w2'.*put it first"):
         filled(grades, given, "no,3\nw1,0\nw2,0\n")
 
 

@@ -292,7 +292,7 @@ class OfTexts(DatasetConfig):
                 found.append("dataset.max_tokens, group_by_length: are of texts; name dataset.text")
             return found
         if (*given,) != ROLES[role]:
-            found.append(f"dataset.{', '.join(given)}: do not go together; name {ways}")
+            found.append(f"dataset.{', '.join(given)}: texts are named by {ways}")
         if role != "text" and task.takes not in (Tokens, Anything):
             found.append(f"dataset.{role}: is for task=language_model; name dataset.text")
         if self.tokenizer is None:
