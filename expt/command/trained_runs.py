@@ -50,9 +50,11 @@ def started_elsewhere(word: str, problem: str) -> str:
     A word that is no run or sweep in another folder gives an empty line.
     """
     folder = _folder_of(word)
+    if folder == Path() or not os.path.isdir(folder):
+        return ""
     runs = map(RunPaths, (folder, *(folder.iterdir() if is_sweep(folder) else ())))
     run = next((run for run in runs if run.hydra_settings.is_file()), None)
-    if folder == Path() or run is None:
+    if run is None:
         return ""
     import yaml  # late: most commands need none
 
