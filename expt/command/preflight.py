@@ -9,9 +9,8 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.status import Status
 from rich.table import Table
@@ -20,8 +19,16 @@ from expt.command import terminal
 from expt.config.constraints import word
 from expt.config.identity import digest, shown
 from expt.config.keys import flat, meaning_in
+from expt.config.length import Length
 from expt.config.schema import RunConfig
-from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import (
+    INTERRUPTED_UNWRITTEN,
+    ConfigError,
+    ExptError,
+    Interrupted,
+    RunFailed,
+    counted,
+)
 from expt.launch.job import Job, Observer
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool, PoolOptions
@@ -52,21 +59,24 @@ def preflight(
         found = try_out(requests, machine, options, Console(stderr=True))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    tried = [*zip(kinds.values(), found, strict=True)]
     refused = {job: job.error for job in jobs if job.error}
-    refused |= {job: each.error for equal, each in tried if each.error for job in equal}
+    estimates = list[list[Estimate]]()
+    """Those of each kind."""
+    for equal, tried in zip(kinds.values(), found, strict=True):
+        if tried.error:
+            refused |= dict.fromkeys(equal, tried.error)
+        else:
+            estimates.append([Estimate(job.asked, tried) for job in equal])
     if len(jobs) == 1 and refused:
         raise refused[jobs[0]]
-    console = Console()
-    if rows := [(equal, each) for equal, each in tried if not each.error]:
+    console, every = Console(), [*itertools.chain(*estimates)]
+    terminal.put(preflight=[each.as_record for each in every])
+    if every:
         count = "runs" if total is None else "tried"
-        console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
-    able = [(job.asked, each) for equal, each in rows for job in equal]
-    lengths = [(request.config, each.seconds(request)) for request, each in able]
-    named = [{"run": request.paths.folder.name, **each.record["metrics"]} for request, each in able]
-    seconds = ({"seconds": length} for _, length in lengths)
-    terminal.put(preflight=[a | b for a, b in zip(named, seconds, strict=True)])
-    _print_total(console, lengths, machine, options, total)
+        console.print(_table(estimates, of_sweep=len(jobs) > 1, count=count))
+        lengths = [(each.request.config, each.seconds) for each in every]
+        if total != 0:
+            say(console, _total(lengths, machine, options, total))
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
@@ -82,45 +92,7 @@ def _kind(config: RunConfig) -> str:
     return f"{digest(config, {}, but=free)} {config.threads}"
 
 
-def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
-    needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
-    table = plain_table(("runs like", count, *needed), left=["runs like"])
-    for equal, tried in rows:
-        config, found = equal[0].asked.config, tried.record["metrics"]
-        cores = f"{config.world_size * config.threads} cores"
-        needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
-        memory = mebibytes(found["memory/worker_mib"])
-        if "memory/gpu_mib" in found:
-            memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(job.asked) for job in equal)
-        a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
-        step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
-        name = equal[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
-        table.add_row(*cells(name, len(equal), needs, memory, step, evaluation, a_run))
-    return table
-
-
-def _print_total(
-    console: Console,
-    lengths: Sequence[tuple[RunConfig, float]],
-    machine: Machine,
-    options: PoolOptions,
-    total: int | None,
-) -> None:
-    by = "" if total is None else f", judged by the {len(lengths)} tried"
-    if total is not None:
-        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
-    if not lengths:
-        return
-    seconds = together_s(lengths, machine, options)
-    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
-    what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
-    where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if started now")
-
-
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """The cost of a run, or the reason that it cannot run."""
 
     error: ExptError | None
@@ -129,15 +101,73 @@ class Tried:
     def seconds(self, request: RunRequest) -> float:
         """Return the time of a run of this kind, from where it begins, if nothing stops it."""
         found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
-        config, source = request.config, continuing.find(request)
-        done = source.checkpoint.step if source and source.rule == "resume" else 0
-        steps = max(1, config.total_steps(per_epoch) - done)
+        config, source, done, trained_s = request.config, continuing.find(request), 0, 0.0
+        if source is not None:
+            before = source.checkpoint
+            done = before.step * per_epoch // before.state.get("steps_per_epoch", per_epoch)
+            trained_s = before.trained_s if source.rule == "resume" else 0.0
+        length = Length.of(config, per_epoch, done=done)
+        steps = max(1.0, length.has("further steps"))
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
-        steps_s = min(steps_s, (config.max_minutes or math.inf) * 60)
-        evaluations = math.ceil(steps / (config.eval_every_steps or per_epoch))
+        capped_s = max(0.0, min(steps_s, length.minutes * 60 - trained_s))
         if config.eval_every_minutes:
-            evaluations = math.ceil(steps_s / config.eval_every_minutes / 60)
-        return found["start_s"] + steps_s + evaluations * found["eval_s"]
+            evaluations = capped_s / config.eval_every_minutes / 60
+        else:
+            evaluations = capped_s / steps_s * steps / length.per_evaluation
+        return found["start_s"] + capped_s + math.ceil(evaluations) * found["eval_s"]
+
+
+class Estimate:
+    """The time of a run by one of its kind that was tried."""
+
+    def __init__(self, request: RunRequest, tried: Tried) -> None:
+        self.request, self.measured = request, tried.record["metrics"]
+        self.seconds = tried.seconds(request)
+
+    @property
+    def as_record(self) -> dict[str, Any]:
+        """The estimate for the document of `--json`."""
+        return {"run": self.request.paths.folder.name, **self.measured, "seconds": self.seconds}
+
+
+def _table(estimates: Sequence[Sequence[Estimate]], *, of_sweep: bool, count: str) -> Table:
+    needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
+    table = plain_table(("runs like", count, *needed), left=["runs like"])
+    for equal in estimates:
+        request, found = equal[0].request, equal[0].measured
+        config = request.config
+        cores = f"{config.world_size * config.threads} cores"
+        needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
+        memory = mebibytes(found["memory/worker_mib"])
+        if "memory/gpu_mib" in found:
+            memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
+        lengths = sorted(each.seconds for each in equal)
+        a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
+        step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
+        single = f"{word(config.model)} on {word(config.dataset)}"
+        name = request.paths.folder.name if of_sweep else single
+        table.add_row(*cells(name, len(equal), needs, memory, step, evaluation, a_run))
+    return table
+
+
+def _total(
+    lengths: Sequence[tuple[RunConfig, float]],
+    machine: Machine,
+    options: PoolOptions,
+    total: int | None,
+) -> str:
+    """Return a line with the time of all runs; of `total` ones these are samples."""
+    by = "" if total is None else f", judged by the {len(lengths)} tried"
+    if total is not None:
+        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
+    seconds = together_s(lengths, machine, options)
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
+    takes = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
+    on_gpus = {bool(config.num_gpus) for config, _ in lengths}
+    devices = [counted(machine.cpus, "core")] * (False in on_gpus)
+    devices += [counted(len(machine.gpus), "GPU")] * (True in on_gpus)
+    where = " and ".join(devices)
+    return f"{takes} about {about(seconds)} on {where}{by}: until {end}, if started now"
 
 
 def try_out(

@@ -64,6 +64,11 @@ class Checkpoint(NamedTuple):
         """Whole epochs."""
         return self.epoch if self.ends_epoch else self.epoch - 1
 
+    @property
+    def trained_s(self) -> float:
+        """The seconds of training until then, over all attempts."""
+        return sum(self.state.get("epoch_s", ())) + float(self.state.get("elapsed_s", 0.0))
+
     def is_meant(self, which: str) -> bool:
         """Return whether `which`, of RUN@WHICH, names it."""
         if which.isdigit():

@@ -1,12 +1,13 @@
 """A run in this process, as `debug=true` has it."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import expt
-from expt.command.preflight import Tried, together_s
+from expt.command.preflight import Tried, _total, together_s
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch.pool import PoolOptions
 from expt.machine import Machine
@@ -84,3 +85,26 @@ def test_estimated_time_counts_steps_left(tmp_path: Path, monkeypatch: Patch) ->
     source = Source("resume", Checkpoint(tmp_path, {"position": {"step": 20}}))
     monkeypatch.setattr(continuing, "find", lambda *_, **__: source)
     assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)
+    monkeypatch.setattr(continuing, "find", lambda *_, **__: source._replace(rule="fork"))
+    assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2), "it has the steps before"
+
+
+def test_a_limit_of_minutes_leaves_the_evaluations_until_then(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    measured = {"start_s": 2.0, "first_step_s": 6.0, "step_s": 6.0, "eval_s": 5.0}
+    tried = Tried(None, {"metrics": measured, "steps_per_epoch": 10})
+    long = request(tmp_path, epochs=1000, max_minutes=10)
+    assert tried.seconds(long) == pytest.approx(2 + 600 + 10 * 5)
+    state = {"position": {"step": 90}, "epoch_s": [60.0] * 8, "elapsed_s": 60.0}
+    source = Source("resume", Checkpoint(tmp_path, state))
+    monkeypatch.setattr(continuing, "find", lambda *_, **__: source)
+    assert tried.seconds(long) == pytest.approx(2 + 60 + 5), "the limit is over all resumes"
+
+
+def test_a_total_names_the_devices_of_all_runs(configured: Configured) -> None:
+    lengths = [(configured("world_size=1", "threads=1"), 3.0)]
+    machine = Machine(cpus=2, gpus=("0",))
+    assert " on 2 cores: until " in _total(lengths, machine, PoolOptions(), None)
+    lengths += [(dataclasses.replace(lengths[0][0], gpus=1), 3.0)]
+    assert " on 2 cores and 1 GPU: until " in _total(lengths, machine, PoolOptions(), None)
