@@ -88,7 +88,7 @@ class SearchCommand:
             total=max(self._settings.runs, search.count),
             folder=sweep.folder,
             what="search",
-            note=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
+            on_end=lambda job: "  best so far" if search.trials.is_new_best(job.paths) else "",
             look=search.look,
         )
         try:
@@ -199,7 +199,7 @@ class SearchCommand:
             if trial.folder is None or trial in unfinished:
                 continue
             if trial.number is not None:
-                observer.count(trial.folder, trial.status)
+                observer.ended_before(trial.folder, trial.status)
             if trial.status in (COMPLETED, PRUNED):
                 self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         batch = self._settings.batch or runner.batch

@@ -41,12 +41,15 @@ class SweepDisplay(Observer):
         total: int,
         folder: Path,
         what: str = "sweep",
-        note: Callable[[Job], str] = lambda _: "",
+        on_end: Callable[[Job], str] = lambda _: "",
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """Take the text `note` to add to the line of a run that has ended; call `look` often."""
+        """Call `on_end` once for each run that ends; its line has the text that this returns.
+
+        Call `look` often.
+        """
         self._console, self.total, self._folder, self._what = console, total, folder, what
-        self._note, self._look = note, look
+        self._on_end, self._look = on_end, look
         is_live = console.is_terminal and not console.is_dumb_terminal
         live = Live(console=console, refresh_per_second=4, transient=True)
         self._live = live if is_live else None
@@ -57,13 +60,14 @@ class SweepDisplay(Observer):
         self._warned = set[str]()  # once for the sweep
         self._failed: dict[str, str] = {}
         """The first run that has failed of each cause."""
-        self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
-        self._pruned: set[Path] = set()  # their folders
+        self._ended: dict[Path, str] = {}
+        """The status of each run that has ended, also in an earlier command, by its folder."""
+        self._took_s: dict[Path, float] = {}
+        """The seconds that each run has taken in this command."""
+        self._num_repeated = 0
         self._found: set[str] = set()
         self.moved = Counter[str]()
         """The number of runs that were moved to other GPUs, by the faults of theirs."""
-        self._skipped = 0
-        self._busy_s = 0.0
         self._due: dict[str, float] = {}
         self._lines: list[Text] = []
         self._best = ""
@@ -91,19 +95,16 @@ class SweepDisplay(Observer):
 
     def skipped(self, job: Job) -> None:
         """Show a run that an earlier command has completed."""
-        self._skipped += 1
+        self.ended_before(job.paths.folder, COMPLETED)
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def count(self, folder: Path, status: str) -> None:
-        """Count a trial that has ended in an earlier command."""
-        if status == PRUNED:
-            self._pruned.add(folder)
-        else:
-            self._skipped += 1
+    def ended_before(self, folder: Path, status: str) -> None:
+        """Count a run that has ended in an earlier command."""
+        self._ended[folder] = status
 
     def repeated(self, job: Job) -> None:
         """Show a run that the grid names a second time."""
-        self._skipped += 1
+        self._num_repeated += 1
         self._line("named twice", job, "", may_wait=True)
 
     def data_found(self, about: str) -> None:
@@ -115,21 +116,21 @@ class SweepDisplay(Observer):
     def job_starting(self, job: Job) -> None:
         """Note that a run's workers are about to start: lines in its logs were printed before."""
         self._printed[job] = Printed(job.paths, self._warned)
-        self._pruned.discard(job.paths.folder)
+        self._ended.pop(job.paths.folder, None)
 
     def job_ended(self, job: Job) -> None:
         """Show that a run has completed, was pruned, has failed, or was interrupted."""
         self._forget(job)
-        self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
-        note = self._note(job)
+        folder, took_s = job.paths.folder, job.ended_at - job.started_at if job.started_at else 0.0
+        self._ended[folder] = job.status
+        self._took_s[folder] = self._took_s.get(folder, 0.0) + took_s
+        note = self._on_end(job)
         if note and not job.error:
             self._best = f"; best so far {_reached(job)}, {job.name}"
         if job.status == PRUNED:
-            self._pruned.add(job.paths.folder)
             return self._line(PRUNED, job, f"{_at_rung(job)}{note}", style="blue")
-        self._counts[job.status] += 1
         if job.error is None:
-            text = f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}"
+            text = f"{_reached(job)}  {took_s:.1f} s in all{note}"
             return self._line("done", job, text, style="green")
         what, style = job.status, "red"
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
@@ -230,21 +231,23 @@ class SweepDisplay(Observer):
     @property
     def num_unfinished(self) -> int:
         """How many runs were interrupted, or never started."""
-        return max(0, self.total - self._num_ended) + self._counts[INTERRUPTED]
+        return max(0, self.total - self._num_ended) + self._num_of(INTERRUPTED)
 
     @property
     def _num_ended(self) -> int:
-        return sum(self._counts.values()) + len(self._pruned) + self._skipped
+        return len(self._ended) + self._num_repeated
+
+    def _num_of(self, status: str) -> int:
+        return list(self._ended.values()).count(status)
 
     def _totals(self, running: int) -> str:
-        done, failed = self._counts[COMPLETED], self._counts[FAILED]
+        done, failed = self._num_of(COMPLETED) + self._num_repeated, self._num_of(FAILED)
         queued = max(0, self.total - self._num_ended - running)
-        pruned = f"{len(self._pruned)} pruned, " if self._pruned else ""
-        text = f"{done + self._skipped} done, {pruned}{failed} failed, {running} running"
-        text += f", {queued} queued"
-        ended = self._num_ended - self._skipped
-        if ended and running:  # each that is left takes as long as those before
-            left_s = self._busy_s / ended * (queued + running / 2) / running
+        pruned = f"{n} pruned, " if (n := self._num_of(PRUNED)) else ""
+        text = f"{done} done, {pruned}{failed} failed, {running} running, {queued} queued"
+        ended_here = self._ended.keys() & self._took_s.keys()
+        if ended_here and running:  # each that is left takes as long as those before
+            left_s = sum(self._took_s.values()) / len(ended_here) * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
         return text + self._best
 

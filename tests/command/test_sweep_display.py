@@ -12,7 +12,7 @@ from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.errors import Interrupted, RunFailed
 from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
-from expt.runs.result import COMPLETED, PRUNED, RUNNING, create_result, update_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, create_result, update_result
 from expt.runs.view.text import Console
 from tests.facade import Capture, request
 
@@ -111,6 +111,19 @@ def test_what_is_left_counts_pruned_runs_too(tmp_path: Path) -> None:
         display.tick([running])
     # 40 s a run: four that wait, and half of the one
     assert "1 done, 1 pruned, 0 failed, 1 running, 4 queued; about 03:00 left" in screen.text
+
+
+def test_trials_of_earlier_commands_say_nothing_of_the_time_that_is_left(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=40, terminal=True)
+    done, running = map(screen.job, ("done", "running"))
+    with screen.display as display:
+        for number in range(30):
+            display.ended_before(tmp_path / str(number), PRUNED)
+        display.ended_before(tmp_path / "diverged", FAILED)
+        screen.complete(done, 0.5, 100.0)
+        display.tick([running])
+    # 100 s a run: seven that wait, and half of the one
+    assert "1 done, 30 pruned, 1 failed, 1 running, 7 queued; about 12:30 left" in screen.text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
