@@ -292,10 +292,27 @@ MISTAKES = frozenset(
 
 
 WARNING = "warning: "
+_warned: set[str] | None = None
+"""The warnings of a command until now; None where each is printed."""
+
+
+@contextlib.contextmanager
+def warned_once() -> Iterator[None]:
+    """Print equal warnings once while entered."""
+    global _warned
+    before, _warned = _warned, set()
+    try:
+        yield
+    finally:
+        _warned = before
 
 
 def warn(text: str, file: TextIO | None = None) -> None:
     """Warn in a line on stderr, or in `file`."""
+    if _warned is not None:
+        if text in _warned:
+            return
+        _warned.add(text)
     print(f"{WARNING}{printable(text)}", file=file or sys.stderr, flush=True)
 
 

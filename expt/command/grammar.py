@@ -198,12 +198,17 @@ def _unreadable(word: str, error: Exception) -> str:
     if ("=" not in word and not word.startswith("~")) or re.match(r"[^=]*\s=", word):
         return "is not of the form key=value; write both in one word, without spaces"
     known = create_functions().functions
-    called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", word))
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", word)
+    called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", bare)
     if unknown := next((name for name in called if name not in known), None):
         hint = did_you_mean(unknown, known)
         axes = "choice(a,b), range(a,b), interval(a,b) or tag(log,interval(a,b))"
         return f"there is no {unknown}(...).{hint} An axis is {axes}; quote a text"
-    return f"{first_line(error)}; quote each text in it: \"key=['a (b)',c]\""
+    problem = first_line(error)
+    if problem.startswith("LexerNoViableAlt"):
+        is_open = re.search("['\"]", bare)
+        problem = "a quote is not closed" if is_open else "has a sign that needs quotes"
+    return f"{problem}; quote each text in it: \"key=['a (b)',c]\""
 
 
 def is_readable(word: str) -> bool:

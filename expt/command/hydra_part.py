@@ -42,6 +42,16 @@ LEAST = {
     "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
 }  # fmt: skip
 """The least value of each key of `hydra.launcher`; only by a float it need not be whole."""
+FIXES = {
+    "could not be converted to Integer": "give a whole number",
+    "could not be converted to Float": "give a number",
+    "is not a valid bool": "give true or false",
+    r"sweeper\.params.* is not Optional": "write null in quotes",
+    "' not found|Unsupported interpolation type": (
+        "name a key or a variable that is set, as ${oc.env:NAME}"
+    ),
+}
+"""The fix for each error of Hydra and OmegaConf, by a pattern of its text."""
 CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
 
 
@@ -60,22 +70,25 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return UnknownKey(word, key).error()
+        return ConfigError(f"{word}: {UnknownKey(word, key).problem()}")
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(f"{key}: has no value; set {key}=...")
-    if key:
-        is_unset = re.search("' not found|Unsupported interpolation type", str(error))
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" if is_unset else ""
-        return ConfigError(f"{word}: {first_line(error)}{fix}")
-    text = " ".join(str(error).split())
-    # of a file that is not UTF-8, of a choice, or below a key that is null; it names none
+    text = f"{word}: {first_line(error)}" if key else _without_key(error, words, folders)
+    fix = next((fix for pattern, fix in FIXES.items() if re.search(pattern, text)), "")
+    return ConfigError(f"{text}; {fix}" if fix else text)
+
+
+def _without_key(error: BaseException, words: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return the text of an error that knows no key, with its cause or the words that it is about.
+
+    It is of a file that is not UTF-8, of a choice, of a launcher, or below a key that is null.
+    """
+    text = " ".join(str(error).split()).removeprefix("Error merging override ")
     if isinstance(error, ValueError | AssertionError):
         where = folders if isinstance(error, UnicodeDecodeError) else words
         text = f"{' '.join(map(str, where))}: {text}"
-    cause = first_line(error.__cause__ or error)
-    if "is not Optional" in text and "sweeper.params" in text:
-        cause += "; write null in quotes"
-    return ConfigError(text if cause in text else f"{text}: {cause}")
+    cause = first_line(error.__cause__ or error).removeprefix("Error merging override ")
+    return text if cause in text else f"{text}: {cause}"
 
 
 @contextlib.contextmanager

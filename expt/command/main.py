@@ -22,6 +22,7 @@ from expt.errors import (
     printable,
     refuse_undecoded,
     too_long,
+    warned_once,
 )
 from expt.launch import forkserver
 from expt.launch.launcher import adopt
@@ -37,29 +38,47 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """
     terminal.prepare()
     words = [word for word in arguments if word != "--json"]
-    is_silent = "debug=true" in words  # a breakpoint may wait for a person
-    shown = progress.reported(str if is_silent else _progressed)
     with terminal.document(wanted=len(words) < len(arguments)):
-        code = -1
         try:
-            with signals.interrupts_noted():
-                try:
-                    with machine.seldom_collecting(), shown:
-                        code = _do(words, time.monotonic() if typed_at is None else typed_at)
-                        sys.stdout.flush()
-                except (ExptError, KeyboardInterrupt, OSError) as error:
-                    code = _explained(error, words)
-        except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
-            if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
-                raise
+            code = _exit_code(words, time.monotonic() if typed_at is None else typed_at)
         finally:
             forkserver.kill()
-        if code < 0 or (code != signals.exit_code() and signals.was_interrupted()):
-            _complain(Interrupted(AGAIN))  # it came before or after all lines but this one
-            code = signals.exit_code()
         terminal.put(exit_code=code)
     if code:
         sys.exit(code)
+
+
+def _exit_code(words: Sequence[str], typed_at: float) -> int:
+    """Carry out the command, also to the end of an interrupt, and return its exit code."""
+    try:
+        with signals.interrupts_noted():
+            code = _carried_out(words, typed_at)
+        if code == signals.exit_code() or not signals.was_interrupted():
+            return code
+    except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
+        if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
+            raise
+    _complain(Interrupted(AGAIN))  # it came before or after all lines but this one
+    return signals.exit_code()
+
+
+def _carried_out(words: Sequence[str], typed_at: float) -> int:
+    """Carry out the command, print the error that ends it, and return the exit code."""
+    # A breakpoint may wait for a person.
+    shown = progress.reported(str if _value_of("debug", words) == "true" else _progressed)
+    try:
+        with machine.seldom_collecting(), shown, warned_once():
+            code = _do(words, typed_at)
+            sys.stdout.flush()
+            return code
+    except (ExptError, KeyboardInterrupt, OSError) as error:
+        return _explained(error, words)
+
+
+def _value_of(key: str, words: Sequence[str]) -> str:
+    """Return the value of a key, of several words the last; "" without one."""
+    pairs = (word.lstrip("+").partition("=") for word in words)
+    return next((value for name, _, value in reversed([*pairs]) if name == key), "")
 
 
 def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[str]) -> int:
@@ -114,9 +133,8 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
             f"{_meant(first, arguments[1:])}"
         )
     adopt(os.environ)
-    several = options.sweep or any(word.startswith("sweep=") for word in options.settings)
     if not machine.is_external_worker():
-        _start_importing(options, several=several)
+        _start_importing(options)
     from expt.command.invoke import command  # late: it imports Hydra
 
     gc.freeze()  # the exit looks through the rest only: 0.08 s
@@ -124,13 +142,13 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     return 0
 
 
-def _start_importing(options: Options, *, several: bool) -> None:
+def _start_importing(options: Options) -> None:
     """Let the forkserver import torch on another core while this process composes."""
-    words = " ".join(options.settings)
-    if options.printing or "debug=true" in words or "hydra/launcher=submitit" in words:
-        return
-    sweep = forkserver.SWEEP_MODULES if several else ()
-    forkserver.warm([*sweep, *forkserver.libraries_in(options.settings)])
+    words = options.settings
+    on_cluster = _value_of("hydra/launcher", words).startswith("submitit")
+    if not (options.printing or on_cluster or _value_of("debug", words) == "true"):
+        sweep = forkserver.SWEEP_MODULES if options.sweep or _value_of("sweep", words) else ()
+        forkserver.warm([*sweep, *forkserver.libraries_in(words)])
 
 
 def _refuse_lost_folder() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from expt.command.conf_files import groups, keys_in_yaml, keys_of, options
 from expt.config import keys
 from expt.config.constraints import in_a_shell, kind, names_of, typed
 from expt.config.groups import GROUPS
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from expt.command.grammar import Override
@@ -84,24 +84,34 @@ def refuse_wrong_choice(word: Override) -> None:
 
 def refuse_wrong_key(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> None:
     """Raise ConfigError for a word that can't set its key here; `choices` are those of groups."""
+    if problem := next(filter(None, _problems(own, word, choices)), ""):
+        raise ConfigError(f"{word.input_line}: {problem}")
+
+
+def refuse_wrong_element(own: Mapping[str, Any], word: Override) -> None:
+    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+    if problem := _of_element(own, word):
+        raise ConfigError(f"{word.input_line}: {problem}")
+
+
+def _problems(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each problem that a key may have, or an empty string; the first one is to be said."""
     if word.is_delete():
-        _refuse_to_delete(own, word)
-    refuse_wrong_element(own, word)
-    (group, *below), value = word.key_or_group.split("."), word.value()
-    chosen = own.get(group)
-    is_custom = isinstance(chosen, dict) and "_target_" in chosen
-    is_name = isinstance(chosen, dict) and not is_custom and below == ["name"]
-    if is_name and value != own[group].get("name") and value in options(group):
-        raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
-    may_lack = is_custom and group == "dataset" and not _of_all_datasets().isdisjoint(below[:1])
-    may_lack |= word.is_add() or word.is_force_add()
-    if may_lack or (unknown := _unknown_in(own, word)) is None:
+        yield _of_deleted_element(own, Place(own, word.key_or_group))
+    yield _of_element(own, word)
+    yield _of_other_choice(own, word)
+    if word.is_add() or word.is_force_add() or (absent := _absent_in(own, word)) is None:
         return
-    _refuse_below_value(unknown, word)
-    if is_custom:
-        _refuse_argument(own, unknown, word)
-    choice, near = str(choices.get(group) or ""), _of_element(own, unknown)
-    raise UnknownKey(str(word.input_line), unknown.key, choice, near).error()
+    yield _below_value(absent, word)
+    if _is_custom(own, absent.names[0]):
+        yield _of_argument(own, absent, word)
+    choice, near = str(choices.get(absent.names[0]) or ""), _keys_of_element(own, absent)
+    yield UnknownKey(str(word.input_line), absent.key, choice, near).problem()
+
+
+def _is_custom(own: Mapping[str, Any], group: str) -> bool:
+    """Return whether the choice of a group is a custom class."""
+    return isinstance(own.get(group), dict) and "_target_" in own[group]
 
 
 def _of_all_datasets() -> set[str]:
@@ -110,18 +120,22 @@ def _of_all_datasets() -> set[str]:
     return {*names_of(GROUPS["dataset"]["_target_"])} - own
 
 
-def refuse_wrong_element(own: Mapping[str, Any], word: Override) -> None:
-    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+def _of_other_choice(own: Mapping[str, Any], word: Override) -> str:
+    """Return the problem with a name of another choice, whose keys would not be there."""
+    (group, *below), value = word.key_or_group.split("."), word.value()
+    if below != ["name"] or not isinstance(own.get(group), dict) or _is_custom(own, group):
+        return ""
+    is_other = value != own[group].get("name") and value in options(group)
+    return f"its other keys stay; write {group}={value}" if is_other else ""
+
+
+def _of_element(own: Mapping[str, Any], word: Override) -> str:
+    """Return the problem with an element of a key that has no list; else an empty string."""
     place, one = Place(own, word.key_or_group), typed(word.value())
     if word.is_delete() or not (place.there and place.missing):
-        return
-    is_next = place.missing[0].isdecimal()
-    if problem := _of_one_value(place, one) if is_next else _of_unset_list(own, place, one):
-        raise ConfigError(f"{word.input_line}: {problem}")
-
-
-def _of_one_value(place: Place, one: str) -> str:
-    """Return the problem with an element of a key that has one value; else an empty string."""
+        return ""
+    if not place.missing[0].isdecimal():
+        return _of_unset_list(own, place, one)
     key, value = place.holder, place.value
     if isinstance(value, list) or (value is None and keys.takes_list(key)):
         return ""  # `with_value` names the whole list
@@ -153,23 +167,21 @@ def _whole(key: str, one: str) -> str:
     return in_a_shell(f"{key}=[{one}]" if is_list else f"{key}={one}")
 
 
-def _refuse_to_delete(own: Mapping[str, Any], word: Override) -> NoReturn:
-    """Raise ConfigError for an element that is to be deleted, with the list that is left."""
-    place = Place(own, word.key_or_group)
+def _of_deleted_element(own: Mapping[str, Any], place: Place) -> str:
+    """Return the problem with an element that is to be deleted, and the list that is left."""
     if place.missing:
         absent = ".".join([*place.there, place.missing[0]])
-        found = f"{place.holder} is {typed(place.value)}"
-        raise ConfigError(f"{word.input_line}: there is no {absent}; {found}")
+        return f"there is no {absent}; {place.holder} is {typed(place.value)}"
     of_list = str(place.of_list)
     left = copy.deepcopy(Place(own, of_list).value)
     above, _, last = place.key.removeprefix(f"{of_list}.").rpartition(".")
     holder = Place(left, above).value
     del holder[int(last) if isinstance(holder, list) else last]
     whole = in_a_shell(f"{of_list}={typed(left)}")
-    raise ConfigError(f"{word.input_line}: is in a list; write the list that is left, e.g. {whole}")
+    return f"is in a list; write the list that is left, e.g. {whole}"
 
 
-def _unknown_in(own: Mapping[str, Any], word: Override) -> Place | None:
+def _absent_in(own: Mapping[str, Any], word: Override) -> Place | None:
     """Return the place of a key that the settings lack: the word's, or one in its mapping.
 
     None if they have all, or may get them.
@@ -177,7 +189,7 @@ def _unknown_in(own: Mapping[str, Any], word: Override) -> Place | None:
     place, value = Place(own, word.key_or_group), word.value()
     if not place.missing and isinstance(value, dict) and isinstance(place.value, dict):
         place = Place(own, ".".join([place.key, *_first_not_in(place.value, value)]))
-    return place if place.missing and not _may_get(place) else None
+    return place if place.missing and not _may_get(own, place) else None
 
 
 def _first_not_in(node: Mapping[Any, Any], mapping: Mapping[Any, Any]) -> list[str]:
@@ -190,10 +202,12 @@ def _first_not_in(node: Mapping[Any, Any], mapping: Mapping[Any, Any]) -> list[s
     return []
 
 
-def _may_get(place: Place) -> bool:
+def _may_get(own: Mapping[str, Any], place: Place) -> bool:
     """Return whether a key may be set that is not there."""
     if not place.there:
         return False
+    if place.there == ["dataset"] and _is_custom(own, "dataset"):
+        return place.missing[0] in _of_all_datasets()
     is_unset = place.value in (None, [])
     if place.missing[0].isdecimal() if is_unset else isinstance(place.value, list):
         return True  # `with_value` names the whole list
@@ -203,29 +217,29 @@ def _may_get(place: Place) -> bool:
     return isinstance(place.value, dict) and was_null
 
 
-def _refuse_below_value(unknown: Place, word: Override) -> None:
-    """Raise ConfigError for a key below one that has a value, and no keys."""
-    key, value = unknown.holder, unknown.value
+def _below_value(absent: Place, word: Override) -> str:
+    """Return the problem with a key below one that has a value, and no keys."""
+    key, value = absent.holder, absent.value
     has_keys = isinstance(value, dict | list) or keys.takes_keys(key)
-    if not has_keys and (value is not None or key in keys.all_keys()):
-        whole = _whole(key, typed(word.value()) if unknown.key == word.key_or_group else "...")
-        raise ConfigError(f"{word.input_line}: {key} has no keys below it; write {whole}")
+    if has_keys or (value is None and key not in keys.all_keys()):
+        return ""
+    whole = _whole(key, typed(word.value()) if absent.key == word.key_or_group else "...")
+    return f"{key} has no keys below it; write {whole}"
 
 
-def _refuse_argument(own: Mapping[str, Any], unknown: Place, word: Override) -> NoReturn:
-    """Raise ConfigError for an argument of a custom class that nothing sets."""
-    text, near = str(word.input_line), _of_element(own, unknown)
-    if isinstance(unknown.value, dict):  # the keys next to the first that there is not
-        rest = unknown.missing[1:]
-        near += [".".join([*unknown.there, str(name), *rest]) for name in unknown.value]
-    if unknown.names[0] == "dataset":
+def _of_argument(own: Mapping[str, Any], absent: Place, word: Override) -> str:
+    """Return the problem with an argument of a custom class that nothing sets."""
+    near = _keys_of_element(own, absent)
+    if isinstance(absent.value, dict):  # the keys next to the first that there is not
+        rest = absent.missing[1:]
+        near += [".".join([*absent.there, str(name), *rest]) for name in absent.value]
+    if absent.names[0] == "dataset":
         near += [f"dataset.{key}" for key in _of_all_datasets()]
-    add = f"type +{text} if the class takes it, or add it to the class's YAML"
-    hint = did_you_mean(unknown.key, near)
-    raise ConfigError(f"{text}: nothing sets '{unknown.key}' yet; {add}.{hint}")
+    add = f"type +{word.input_line} if the class takes it, or add it to the class's YAML"
+    return f"nothing sets '{absent.key}' yet; {add}.{did_you_mean(absent.key, near)}"
 
 
-def _of_element(own: Mapping[str, Any], place: Place) -> list[str]:
+def _keys_of_element(own: Mapping[str, Any], place: Place) -> list[str]:
     """Return the keys that the element of a list may have; none for a key of no element."""
     *above, _ = place.names
     if not any(name.isdecimal() for name in above):
@@ -243,12 +257,11 @@ class UnknownKey:
         self.group, self.last = self.names[0], self.names[-1]
         self.by_choice = {each: keys_of(self.group, each) for each in options(self.group)}
         self.own = self.by_choice.get(choice, [])
-        self.is_of_choice = bool(choice) and len(self.names) == 2
 
-    def error(self) -> ConfigError:
-        """Return the error with the first hint that applies."""
+    def problem(self) -> str:
+        """Return the first hint that applies."""
         hints = self._addition, self._whole, self._other, self._similar, self._listed
-        return ConfigError(f"{self.word}: {next(filter(None, (hint() for hint in hints)))}")
+        return next(filter(None, (hint() for hint in hints)))
 
     def _addition(self) -> str:
         """Hint at the `+` of a class, or of a metric."""
@@ -283,7 +296,7 @@ class UnknownKey:
         by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
         elsewhere = ELSEWHERE.get(self.last) or by_end.get(self.last)
         meant = _nearest(self.key, of_group, 0.8) or elsewhere
-        if not meant and self.is_of_choice:
+        if not meant and self.choice and len(self.names) == 2:
             meant = _nearest(self.key, of_group, 0.6)
         if not meant:
             return ""
@@ -293,17 +306,24 @@ class UnknownKey:
         return f"there is no key '{self.key}'. Did you mean '{meant}'?{fix}"
 
     def _listed(self) -> str:
-        """List the keys of the choice; without one hint at the nearest of all, or at a list."""
-        settings = keys_in_yaml()
-        every = (*settings, *ELSEWHERE.values())
-        known = [each for each in every if not self.key.startswith(f"{each}.")]
-        if len(self.names) > 1 and self.group not in settings:
-            known += [f"{each}.{self.last}" for each in groups()]
-        if self.is_of_choice:
-            hint = f" {self.group}={self.choice} has {', '.join(self.own)}." if self.own else ""
-        elif not (hint := did_you_mean(self.key, self.near or known)) and self.group in settings:
-            hint = f" --help {self.group} lists its keys"
-        return f"there is no key '{self.key}'.{hint}"
+        """Hint at a similar key, or list those at the deepest level above it that is there."""
+        settings, absent = keys_in_yaml(), f"there is no key '{self.key}'."
+        above = (".".join(self.names[:end]) for end in range(len(self.names) - 1, 0, -1))
+        level = next((each for each in above if each in settings), "")
+        if self.near or not level:
+            known = [*settings, *ELSEWHERE.values()]
+            if len(self.names) > 1:  # a custom class may have the key
+                known += [f"{each}.{self.last}" for each in nearest(self.group, groups())]
+            return absent + did_you_mean(self.key, self.near or known)
+        every = self.own if self.group in groups() else settings
+        there = [each for each in every if each.startswith(f"{level}.")]
+        first_absent = self.names[level.count(".") + 1]
+        if similar := _nearest(first_absent, there, 0.6):
+            return f"{absent} Did you mean '{similar}'?"
+        if not there:
+            return f"{absent} --help {self.group} lists its keys"
+        holder = f"{level}={self.choice}" if level in groups() else level
+        return f"{absent} {holder} has {', '.join(there)}."
 
     def _having(self, key: str) -> str:
         """Return the choices that have a key, as a word."""

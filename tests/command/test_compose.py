@@ -187,6 +187,9 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("early_stop.patience=3", r"e\.g\. 'early_stop={.*}'$"),
         ("optimizer.name=adam", "write optimizer=adam$"),
         ("callbacks.x=3", "--help callbacks lists"),
+        ("checkpoint.foo.bar=1", r"checkpoint has checkpoint\.every_steps, "),
+        ("optimizer.foo.bar=1", r"optimizer=sgd has optimizer\.lr, "),
+        ("model='mlp", "a quote is not closed"),
         ("following=null", "there is no key .following.\\.$"),
         ("tensorboard={imagez: true}", "Did you mean 'tensorboard.images'\\?$"),
         ("model=transformer model.widht=3", "Did you mean 'model.width'\\?$"),
@@ -199,6 +202,20 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part) as caught:
         composer().settings(words, sweep=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("max_concurrent=true", "give a whole number"),
+        ("stagger_s=x", "give a number"),
+        ("fail_fast=x", "give true or false"),
+    ],
+)
+def test_a_wrong_value_of_a_launcher_comes_with_its_fix(word: str, fix: str) -> None:
+    word = f"hydra.launcher.{word}"
+    with pytest.raises(ConfigError, match=rf"^{word}: .*; {fix}$"):
+        Composer((), [word]).settings([], sweep=True)
 
 
 def test_a_misspelt_key_of_another_choice_comes_with_the_choices_that_have_it() -> None:

@@ -12,7 +12,7 @@ import pytest
 import expt
 from expt.command import main as command
 from expt.command.words import WORDS
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from tests.command.test_help import help_text
 from tests.conftest import Typed
 from tests.facade import Capture, Patch, environment
@@ -22,6 +22,17 @@ from tests.facade import Capture, Patch, environment
 def _here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_equal_warnings_of_a_command_are_one(typed: Typed, monkeypatch: Patch) -> None:
+    def predict_by_two_runs(*_: object) -> int:
+        warn("of each run")
+        warn("of each run")
+        return 0
+
+    monkeypatch.setattr(command, "call", predict_by_two_runs)
+    for word in ("predict", "evaluate"):
+        assert typed(word).stderr == "warning: of each run\n"
 
 
 REFUSED = {
