@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from expt import machine, progress
+from expt import progress
 from expt.command import terminal
 from expt.command.conclude import conclude, describe_hidden, print_lost
 from expt.command.words import Parser
@@ -46,8 +46,6 @@ EXAMPLES = """examples
   python -m expt report SWEEP --importance --optuna study.log      which settings mattered
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
-_TAKEN = {"verdict": "metric", "importance": "", "html": "sort", "": "sort csv plot"}
-"""The options that only one form of a report takes; "" is a list or a table."""
 
 
 class Asked(argparse.Namespace):
@@ -72,52 +70,36 @@ class Asked(argparse.Namespace):
         return len(self.folders) == 1 and is_sweep(self.folders[0])
 
     @property
+    def form(self) -> str:
+        """The option that asks for another form than a list or a table; empty without one."""
+        return next((form for form in FORMS if getattr(self, form, None)), "")
+
+    @property
     def is_plain(self) -> bool:
         """True if no option chooses a form, runs or files."""
         return not (self.form or self.filter or self.csv or self.plot)
 
-    @property
-    def form(self) -> str:
-        """The option that asks for another form than a list or a table; empty without one."""
-        return next((form for form in _TAKEN if form and getattr(self, form)), "")
+    @functools.cached_property
+    def found(self) -> Found:
+        """The runs, which are read when a form needs them."""
+        return Found.below(self)
 
 
 @progress.phase("reading the runs")
-@machine.seldom_collecting()
 def main(words: Sequence[str]) -> int:
     """Print the report that `words` name.
 
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
-    if asked.html and not asked.of_sweep:
-        raise ConfigError("--html: is about one sweep; name its folder")
     console = Console(stderr=asked.csv == Path("-"))  # stdout is the table's
-    is_whole = asked.of_sweep and asked.is_plain
-    if asked.optuna or not is_whole:
-        found = Found.below(asked)
     if asked.optuna:
-        _write_study(console, asked, asked.optuna, found)
-    if is_whole:
+        _write_study(console, asked, asked.optuna, asked.found)
+    if asked.of_sweep and asked.is_plain:
         _print_leaderboard(console, asked)
-        return 0
-    if asked.html:
-        from expt.command.report_page import page_about  # late: it draws
-
-        runs, _ = found.passing(asked.filter)
-        found.check("--sort", asked.sort, runs)
-        text = page_about(asked.folders[0], runs, asked.sort)
-        with new_file(asked.html, force=asked.force, option="--html") as file:
-            file.write(text.encode())
-        terminal.put(html=str(asked.html.absolute()))
-        say(console, f"written      {asked.html}")
-    elif asked.verdict:
-        _print_verdict(console, asked, found)
-    elif asked.importance:
-        _print_importance(console, asked, found)
     else:
-        report(console, asked, found)
-    found.print_hidden(console)
+        FORMS[asked.form](console, asked, asked.found)
+        asked.found.print_hidden(console)
     return 0
 
 
@@ -207,8 +189,20 @@ def _print_leaderboard(console: Console, asked: Asked) -> None:
     print_forks(console, without_copies(runs)[0])
 
 
+def _write_page(console: Console, asked: Asked, found: Found) -> None:
+    from expt.command.report_page import page_about  # late: it draws
+
+    assert asked.html is not None
+    runs, _ = found.passing(asked.filter)
+    found.check("--sort", asked.sort, runs)
+    text = page_about(asked.folders[0], runs, asked.sort)
+    with new_file(asked.html, force=asked.force, option="--html") as file:
+        file.write(text.encode())
+    terminal.put(html=str(asked.html.absolute()))
+    say(console, f"written      {asked.html}")
+
+
 def _print_verdict(console: Console, asked: Asked, found: Found) -> None:
-    """Print whether the settings of the runs differ by more than chance."""
     records, _ = found.passing(asked.filter)
     found.check("--metric", asked.metric, records)
     kept = _within_limits(records)
@@ -227,7 +221,6 @@ def _print_verdict(console: Console, asked: Asked, found: Found) -> None:
 
 
 def _print_importance(console: Console, asked: Asked, found: Found) -> None:
-    """Print how much each setting mattered for the objective."""
     weights = importance(asked.folders[0], found.passing(asked.filter)[0])
     terminal.put(importance=weights)
     for table in importance_tables(weights):
@@ -272,11 +265,12 @@ def parse(words: Sequence[str]) -> Asked:
     asked.folders = asked.folders or [Path("outputs")]
     if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
-    others = {name for names in _TAKEN.items() for name in " ".join(names).split()}
-    others -= {asked.form, *_TAKEN[asked.form].split()}
-    for option in sorted(others):
-        if getattr(asked, option):
-            raise ConfigError(f"--{option}: does not go with --{asked.form}; leave one out")
+    if asked.html and not asked.of_sweep:
+        raise ConfigError("--html: is about one sweep; name its folder")
+    named = ["verdict", "importance", "html", "csv", "plot", *(["sort"] if not asked.html else [])]
+    others = [name for name in named if name != asked.form and getattr(asked, name)]
+    if asked.form and others:
+        raise ConfigError(f"--{min(others)}: does not go with --{asked.form}; leave one out")
     return asked
 
 
@@ -313,6 +307,15 @@ def report(console: Console, asked: Asked, found: Found) -> None:
             say(console, f"failed       {run.folder.name}: {in_one_line(run.error)}")
     for line in written:
         say(console, line)
+
+
+FORMS = {
+    "verdict": _print_verdict,
+    "importance": _print_importance,
+    "html": _write_page,
+    "": report,
+}
+"""The forms of a report, by the option that asks for each; a sweep's leaderboard is another."""
 
 
 def _write_files(runs: Sequence[FoundRun], asked: Asked) -> list[str]:
