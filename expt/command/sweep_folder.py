@@ -70,7 +70,6 @@ class SweepFolder:
     """The runs of one sweep's folder."""
 
     def __init__(self, folder: Path, composer: Composer, machine: Machine) -> None:
-        """Find the runs."""
         self.folder, self._composer, self._machine = folder, composer, machine
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
@@ -163,36 +162,44 @@ class SweepFolder:
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""
-        asked, place = _asked(words), self.folder / name
-        identity, request, error = None, None, None
+        asked, where = _asked(words), self.folder / name
         try:
-            settings = self._composer.settings(words, sweep=True, folder=place, number=number)
+            settings = self._composer.settings(words, sweep=True, folder=where, number=number)
             config = parse(settings, self._machine)
             if config.debug:
                 raise ConfigError("debug=true: is for one run, in this process; leave out -m")
             identity = self.identity_of(config)
-        except ConfigError as problem:
-            error = problem
-        key = identity.digest if identity else asked
-        if key in self._jobs:
-            return self._jobs[key]
-        known = self._known.get(key) or self._known.get(asked)
-        if identity is None:  # its data cannot be looked at now, maybe
-            known = known or self._by_words.get(asked)
-        paths = known or RunPaths(self.folder / self._unused(name, key))
-        if identity is not None:
-            shorter = self._shorter(config, identity) if known is None else None
-            request = RunRequest(
-                config=config,
-                settings=settings,
-                identity=identity,
-                paths=paths,
-                about={**about_run(paths.folder.name, words, config), **more},
-                env=self._composer.environment(words),
-                may_have_run=True,
-                shorter=shorter.folder if shorter else None,
-            )
-        self._jobs[key] = job = Job(paths, request, QUEUED, error)
+        except ConfigError as error:  # its data cannot be looked at now, maybe
+            if asked in self._jobs:
+                return self._jobs[asked]
+            known = self._known.get(asked) or self._by_words.get(asked)
+            return self._noted(asked, known or self._unused(name, asked), None, error)
+        if identity.digest in self._jobs:
+            return self._jobs[identity.digest]
+        known = self._known.get(identity.digest) or self._known.get(asked)
+        shorter = self._shorter(config, identity) if known is None else None
+        paths = known or self._unused(name, identity.digest)
+        request = RunRequest(
+            config=config,
+            settings=settings,
+            identity=identity,
+            paths=paths,
+            about={**about_run(paths.folder.name, words, config), **more},
+            env=self._composer.environment(words),
+            may_have_run=True,
+            shorter=shorter.folder if shorter else None,
+        )
+        return self._noted(identity.digest, paths, request)
+
+    def _noted(
+        self,
+        key: str,
+        paths: RunPaths,
+        request: RunRequest | None,
+        error: ConfigError | None = None,
+    ) -> Job:
+        """Return the job of a run, which an earlier command may have completed."""
+        job = self._jobs[key] = Job(paths, request, QUEUED, error)
         if objective := self.completed.get(paths.folder):
             if paths.metrics.exists():
                 job.status, job.error, job.objective = COMPLETED, None, objective
@@ -200,16 +207,17 @@ class SweepFolder:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is trained again")
         return job
 
-    def _unused(self, name: str, key: str) -> str:
+    def _unused(self, name: str, key: str) -> RunPaths:
         with_key = f"{name},{key.removeprefix(ASKED)}"
         more = (f"{with_key},{number}" for number in itertools.count(2))
-        for found in itertools.chain((name, with_key), more):
-            paths = RunPaths(self.folder / found)
-            # Without a lock `.hydra` is another program's.
-            if found not in self._names and not paths.found(hidden=not paths.lock.exists()):
-                break
-        self._names.add(found)
-        return found
+        names = (
+            each for each in itertools.chain((name, with_key), more) if each not in self._names
+        )
+        every = (RunPaths(self.folder / each) for each in names)
+        # Without a lock `.hydra` is another program's.
+        paths = next(each for each in every if not each.found(hidden=not each.lock.exists()))
+        self._names.add(paths.folder.name)
+        return paths
 
     def _shorter(self, config: RunConfig, identity: Identity) -> RunPaths | None:
         """Return the longest run with a checkpoint that this one continues with `resume=auto`."""
