@@ -115,7 +115,6 @@ def _named(words: Sequence[str], settings: Iterable[Section]) -> Iterator[Sectio
 
 
 def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
-    """Yield every choice, setting, command and option."""
     about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
     rows = [(group, ", ".join(sorted(each))) for group, each in choices.items()]
     yield Section("Groups", about, rows)
@@ -127,7 +126,6 @@ def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> I
 
 
 def _common(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
-    """Yield the settings that most people use."""
     common = [group for group in choices if group in COMMON or group not in groups()]
     rows = [(group, ", ".join(sorted(choices[group]))) for group in common]
     yield Section("Choices", "", rows)

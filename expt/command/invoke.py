@@ -101,15 +101,26 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     if reason := hydra_part.needs_hydra(composed):
         if this.from_python:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
-        launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
-        if sweep and launcher in hydra_part.CLUSTER_LAUNCHERS:
-            raise ConfigError(f"hydra/launcher={launcher}: runs a grid or search=... only")
-        from expt.command.by_hydra import HydraTask  # late: a single run does not need it
+        _let_hydra_run(this, asked, options, composed, sweep=sweep)
+    elif sweep:
+        _sweep(this, asked, composed)
+    else:
+        _train(this, asked, composed)
 
-        task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
-        return compose.enter_hydra(task, _arguments(asked, options))
-    if sweep:
-        return _sweep(this, asked, composed)
+
+def _let_hydra_run(
+    this: Command, asked: _Asked, options: Options, composed: DictConfig, *, sweep: bool
+) -> None:
+    cluster = str(composed.hydra.runtime.choices.get("hydra/launcher"))
+    if sweep and cluster in hydra_part.CLUSTER_LAUNCHERS:
+        raise ConfigError(f"hydra/launcher={cluster}: runs a grid or search=... only")
+    from expt.command.by_hydra import HydraTask  # late: a single run does not need it
+
+    task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
+    compose.enter_hydra(task, _arguments(asked, options))
+
+
+def _train(this: Command, asked: _Asked, composed: DictConfig) -> None:
     _refuse_overruled(composed, asked.words)
     settings = compose.settings_of(composed)
     config = parse(settings, machine.detect())
@@ -145,7 +156,6 @@ def _is_sweep(
 
 
 def _sweep(this: Command, asked: _Asked, composed: DictConfig) -> None:
-    """Run a grid or a search."""
     from expt.command.sweep import Grid, Sweep  # late: a single run does not need it
 
     words = [*hydra_part.named_axes(composed), *asked.words]
@@ -189,7 +199,8 @@ def _refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
 
 def _refuse_several(asked: _Asked, composed: DictConfig, fix: str) -> None:
     """Raise ConfigError for settings of several runs where one is asked for."""
-    for axis in asked.axes:
+    if asked.axes:
+        axis = asked.axes[0]
         word, value = str(axis.input_line), OmegaConf.select(composed, axis.key_or_group)
         key, _, typed = word.partition("=")
         if "[" not in typed and (OmegaConf.is_list(value) or key == "gpus"):
@@ -206,10 +217,10 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
         first, *others = grammar.words_of(axis, composer.options)
         for other in others:
             words = [other if word == first else word for word in asked.fixed]
-            composed = composer.compose(words)
-            hydra_part.refuse_unused(composed, [], sweep=True)
-            hydra_part.refuse_unheeded(composer.own, composed, sweep=True)
-            found = hydra_part.of_all_runs(composed)
+            with_other = composer.compose(words)
+            hydra_part.refuse_unused(with_other, [], sweep=True)
+            hydra_part.refuse_unheeded(composer.own, with_other, sweep=True)
+            found = hydra_part.of_all_runs(with_other)
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
                     f"{axis.input_line}: {first} and {other} set different values of"

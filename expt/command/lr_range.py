@@ -79,7 +79,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _settings(asked: argparse.Namespace) -> list[str]:
-    """Return the settings of the test itself."""
     schedule = f"_target_: expt.training.schedules.RisingRate, factor: {asked.most / asked.least!r}"
     lengths = ["epochs", "max_steps"]
     if "eval_split=null" not in asked.words:

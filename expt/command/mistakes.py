@@ -110,7 +110,6 @@ def _problems(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]
 
 
 def _is_custom(own: Mapping[str, Any], group: str) -> bool:
-    """Return whether the choice of a group is a custom class."""
     return isinstance(own.get(group), dict) and "_target_" in own[group]
 
 
@@ -326,7 +325,6 @@ class UnknownKey:
         return f"{absent} {holder} has {', '.join(there)}."
 
     def _having(self, key: str) -> str:
-        """Return the choices that have a key, as a word."""
         names = (each for each, own in self.by_choice.items() if key in (self.group, *own))
         return f"{self.group}={' or '.join(names)}"
 

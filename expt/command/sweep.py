@@ -301,8 +301,6 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 class _Here:
-    """This machine, by its pool."""
-
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.machine, self.options = machine.detect(), PoolOptions(**options)
 
@@ -312,8 +310,6 @@ class _Here:
 
 
 class _Cluster:
-    """A cluster, by its queue."""
-
     def __init__(self, options: Mapping[str, Any], composed: DictConfig) -> None:
         """Take the keys of the launcher. Raises ConfigError where they give no number of tasks."""
         self._options, self._composed = options, composed
