@@ -8,7 +8,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,29 +54,34 @@ def preflight(
     for job in jobs:
         if job.request is not None and job.status != COMPLETED:
             kinds.setdefault(_kind(job.request.config), []).append(job)
-    requests = [equal[0].asked for equal in kinds.values()]
     try:
-        found = try_out(requests, machine, options, Console(stderr=True))
+        found = try_out(
+            [x[0].asked for x in kinds.values()], machine, options, Console(stderr=True)
+        )
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     refused = {job: job.error for job in jobs if job.error}
-    estimates = list[list[Estimate]]()
-    """Those of each kind."""
+    estimates = list[list[Estimate]]()  # of each kind
     for equal, tried in zip(kinds.values(), found, strict=True):
         if tried.error:
             refused |= dict.fromkeys(equal, tried.error)
         else:
-            estimates.append([Estimate(job.asked, tried) for job in equal])
+            requests, measured = [job.asked for job in equal], tried.record["metrics"]
+            estimates.append([Estimate(one, measured, tried.seconds(one)) for one in requests])
     if len(jobs) == 1 and refused:
         raise refused[jobs[0]]
     console, every = Console(), [*itertools.chain(*estimates)]
-    terminal.put(preflight=[each.as_record for each in every])
+    documents = [
+        {"run": one.paths.folder.name, **measured, "seconds": seconds}
+        for one, measured, seconds in every
+    ]
+    terminal.put(preflight=documents)
     if every:
         count = "runs" if total is None else "tried"
         console.print(_table(estimates, of_sweep=len(jobs) > 1, count=count))
+    if every and total != 0:
         lengths = [(each.request.config, each.seconds) for each in every]
-        if total != 0:
-            say(console, _total(lengths, machine, options, total))
+        say(console, _total(lengths, machine, options, total))
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
@@ -117,17 +122,12 @@ class Tried(NamedTuple):
         return found["start_s"] + capped_s + math.ceil(evaluations) * found["eval_s"]
 
 
-class Estimate:
-    """The time of a run by one of its kind that was tried."""
+class Estimate(NamedTuple):
+    """The time of a run, by the measurements of one of its kind."""
 
-    def __init__(self, request: RunRequest, tried: Tried) -> None:
-        self.request, self.measured = request, tried.record["metrics"]
-        self.seconds = tried.seconds(request)
-
-    @property
-    def as_record(self) -> dict[str, Any]:
-        """The estimate for the document of `--json`."""
-        return {"run": self.request.paths.folder.name, **self.measured, "seconds": self.seconds}
+    request: RunRequest
+    measured: Mapping[str, Any]
+    seconds: float
 
 
 def _table(estimates: Sequence[Sequence[Estimate]], *, of_sweep: bool, count: str) -> Table:
@@ -151,22 +151,20 @@ def _table(estimates: Sequence[Sequence[Estimate]], *, of_sweep: bool, count: st
 
 
 def _total(
-    lengths: Sequence[tuple[RunConfig, float]],
+    runs: Sequence[tuple[RunConfig, float]],
     machine: Machine,
     options: PoolOptions,
     total: int | None,
 ) -> str:
     """Return a line with the time of all runs; of `total` ones these are samples."""
-    by = "" if total is None else f", judged by the {len(lengths)} tried"
-    if total is not None:
-        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
+    by = "" if total is None else f", judged by the {len(runs)} tried"
+    lengths = [*itertools.islice(itertools.cycle(runs), len(runs) if total is None else total)]
     seconds = together_s(lengths, machine, options)
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
     takes = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
+    devices = {False: counted(machine.cpus, "core"), True: counted(len(machine.gpus), "GPU")}
     on_gpus = {bool(config.num_gpus) for config, _ in lengths}
-    devices = [counted(machine.cpus, "core")] * (False in on_gpus)
-    devices += [counted(len(machine.gpus), "GPU")] * (True in on_gpus)
-    where = " and ".join(devices)
+    where = " and ".join(devices[kind] for kind in sorted(on_gpus))
     return f"{takes} about {about(seconds)} on {where}{by}: until {end}, if started now"
 
 

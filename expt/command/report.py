@@ -92,6 +92,8 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
+    if asked.html and not asked.of_sweep:
+        raise ConfigError("--html: is about one sweep; name its folder")
     console = Console(stderr=asked.csv == Path("-"))  # stdout is the table's
     if asked.optuna:
         _write_study(console, asked, asked.optuna, asked.found)
@@ -265,8 +267,6 @@ def parse(words: Sequence[str]) -> Asked:
     asked.folders = asked.folders or [Path("outputs")]
     if asked.metric and not asked.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
-    if asked.html and not asked.of_sweep:
-        raise ConfigError("--html: is about one sweep; name its folder")
     named = ["verdict", "importance", "html", "csv", "plot", *(["sort"] if not asked.html else [])]
     others = [name for name in named if name != asked.form and getattr(asked, name)]
     if asked.form and others:

@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
     @property
     def trained_s(self) -> float:
         """The seconds of training until then, over all attempts."""
-        return sum(self.state.get("epoch_s", ())) + float(self.state.get("elapsed_s", 0.0))
+        return float(sum(self.state.get("epoch_s", ())) + self.state.get("elapsed_s", 0.0))
 
     def is_meant(self, which: str) -> bool:
         """Return whether `which`, of RUN@WHICH, names it."""
