@@ -41,9 +41,9 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 52_230, 246, 51_831
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 52_354, 246, 51_896
 MAX_LINES = {
-    "command": 6_787, "config": 3_857, "dashboards": 1_884, "data": 10_728, "features": 1_177,
+    "command": 6_889, "config": 3_857, "dashboards": 1_884, "data": 10_728, "features": 1_177,
     "inference": 2_367, "launch": 3_140, "models": 1_478, "planning": 275, "python": 716,
     "runs": 6_381, "search": 1_632, "tasks": 1_729, "training": 3_769, "worker": 4_921,
 }  # fmt: skip
