@@ -41,7 +41,7 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 52_354, 246, 51_896
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 52_354, 246, 51_897
 MAX_LINES = {
     "command": 6_889, "config": 3_857, "dashboards": 1_884, "data": 10_728, "features": 1_177,
     "inference": 2_367, "launch": 3_140, "models": 1_478, "planning": 275, "python": 716,

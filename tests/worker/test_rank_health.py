@@ -94,7 +94,8 @@ def warned_of(worker: Worker) -> int:
     weight = next(module.parameters()).detach().fill_(1.0)
     weight[0, 0] += worker.rank * torch.finfo(weight.dtype).eps  # its last bit
     health = rank_health.RankHealth(learner(module), Position(4, 8), worker, check_weights=True)
-    health.end_epoch(torch.zeros(3, dtype=torch.float64), wish=lambda: False)
+    sums = torch.zeros(3, dtype=torch.float64, device=worker.device)
+    health.end_epoch(sums, wish=lambda: False)
     assert health.scalars()["ranks/unequal_weights"] == 1
     with contextlib.redirect_stderr(io.StringIO()) as said:
         health.refuse_unequal()
