@@ -156,7 +156,7 @@ class _LastRows:
     def others(self) -> dict[int, str]:
         """Return why the last rows are none of data, by their places: totals, statistics, notes."""
         filled = [name for name, text in self._texts.items() if text]
-        for name in filled:
+        for name in filter(lambda name: is_word(self._texts[name]), filled):
             if (size := _named(self._batch[name])) and self._ends(name, size):
                 why = "is a total, or an end"
                 if size > 1:

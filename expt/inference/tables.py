@@ -54,10 +54,10 @@ class _Batch(NamedTuple):
 
     rows: range
     """Their numbers, from 0."""
+    whole: np.ndarray
+    """The numbers of those that are not damaged."""
     values: Any
-    """Those of rows that are not damaged."""
-    places: Mapping[int, int]
-    """The place of a row among these, by its number."""
+    """The values of these."""
     wrong: Mapping[int, str]
     """Why a row can't be used, by its number."""
     others: Mapping[str, Sequence[str]]
@@ -134,18 +134,18 @@ class TableInputs(Inputs):
         begin, damaged = 0, dict[int, str]()
         for batch in table.batches([*taken, *others], damaged, uses._replace(kept=others)):
             rows = range(begin, begin + batch.num_rows)
-            wrong = {row: damaged[row] for row in rows if row in damaged}
-            whole = [row for row in rows if row not in damaged]
-            kept = pa.array([row - begin for row in whole], pa.int64())
-            columns = {x: batch.column(x).take(kept) if wrong else batch.column(x) for x in taken}
+            wrong = {row: why for row, why in damaged.items() if row in rows}
+            whole = np.setdiff1d(rows, [*wrong])
+            columns = {x: batch.column(x) for x in taken}
+            if wrong:
+                columns = {x: cells.take(pa.array(whole - begin)) for x, cells in columns.items()}
             values, unfit, new = self._read(columns, opened)
             for name, texts in new.items():
                 unknown[name] += texts
-            wrong |= {whole[place]: why for place, why in unfit.items()}
-            places = {row: place for place, row in enumerate(whole)}
+            wrong |= {int(whole[place]): why for place, why in unfit.items()}
             cells = {name: [""] * len(rows) for name in self.columns.values()}
             cells |= {self.columns[x]: texts_of(batch.column(x)) for x in others}
-            yield _Batch(rows, values, places, wrong, cells)
+            yield _Batch(rows, whole, values, wrong, cells)
             begin = rows.stop
 
     def _piece(self, path: str, batch: _Batch, rows: range) -> Piece:
@@ -156,7 +156,7 @@ class TableInputs(Inputs):
             {"path": path, "row": row + 1, **{x: others[x][row - begin] for x in others}}
             for row in good
         ]
-        places = [batch.places[row] for row in good]
+        places = np.searchsorted(batch.whole, good)
         samples, targets = self._chosen(batch.values, places) if good else ((), None)
         return Piece(about, samples, skipped, targets)
 
@@ -173,7 +173,7 @@ class TableInputs(Inputs):
         """Return the values of rows that are not damaged, by their columns."""
         raise NotImplementedError
 
-    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+    def _chosen(self, values: Any, places: np.ndarray) -> tuple[Any, Any]:
         """Return the samples at these places, and the targets that they imply."""
         raise NotImplementedError
 
@@ -261,7 +261,7 @@ class Rows(TableInputs):
         values, wrong, unknown = read_as_known(columns, self.feature.encoded, self.feature.filled)
         return values[:, opened.order], wrong, unknown
 
-    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+    def _chosen(self, values: Any, places: np.ndarray) -> tuple[Any, Any]:
         return values[places], None
 
 
@@ -367,7 +367,7 @@ class TextRows(TableInputs):
 
         return [cells_of(cells, name) for name, cells in columns.items()], {}, {}
 
-    def _chosen(self, values: Any, places: Sequence[int]) -> tuple[Any, Any]:
+    def _chosen(self, values: Any, places: np.ndarray) -> tuple[Any, Any]:
         return self._encode([[texts[place] for place in places] for texts in values])
 
 
