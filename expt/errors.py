@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import itertools
 import os
 import re
@@ -314,6 +315,12 @@ def warn(text: str, file: TextIO | None = None) -> None:
             return
         _warned.add(text)
     print(f"{WARNING}{printable(text)}", file=file or sys.stderr, flush=True)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Warn, and not again for each run of a sweep, nor in another part of a report."""
+    warn(text)
 
 
 def printable(text: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from expt.errors import DataError, listed, warn
+from expt.errors import DataError, listed, warn_once
 
 T = TypeVar("T")
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -107,12 +106,6 @@ def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
     first = os.path.basename(rest[0]) if os.path.isabs(rest[0]) else rest[0]
     share = f"{len(rest) / len(every):.1%} of the files, such as {first}"
     return f"{len(rest)} ({each}{fix}), {share}"
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Warn, and not again for each run of a sweep."""
-    warn(text)
 
 
 def report_left_out(where: object, files: str, noun: str) -> None:

@@ -320,10 +320,8 @@ class StreamLoader(_Loader):
                 f" {there or 'no'} shards of the dataset, and here are {here or 'none'}; use"
                 f" world_size={there or 1} and the dataset's code as it was"
             )
-        self._position, self._live = (
-            Position(**{name: state[name] for name in Position._fields}),
-            None,
-        )
+        self._position = Position(**{name: state[name] for name in Position._fields})
+        self._live = None
 
     def catch_up(self) -> None:
         """Go to the place, as long as it takes; else the next epoch does."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expt import progress
-from expt.data.folders import warn_once
-from expt.errors import DataError, ExptError, collected, first_line, listed
+from expt.errors import DataError, ExptError, collected, first_line, listed, warn_once
 from expt.features import Mask
 from expt.late import Image, np
 

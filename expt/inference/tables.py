@@ -135,7 +135,7 @@ class TableInputs(Inputs):
         for batch in table.batches([*taken, *others], damaged, uses._replace(kept=others)):
             rows = range(begin, begin + batch.num_rows)
             wrong = {row: why for row, why in damaged.items() if row in rows}
-            whole = np.setdiff1d(rows, [*wrong])
+            whole = np.setdiff1d(np.arange(begin, rows.stop), [*wrong])
             columns = {x: batch.column(x) for x in taken}
             if wrong:
                 columns = {x: cells.take(pa.array(whole - begin)) for x, cells in columns.items()}

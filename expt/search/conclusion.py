@@ -5,7 +5,6 @@ Also the runs of a search or a grid as a study of Optuna's, and how much each se
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
@@ -20,7 +19,7 @@ from rich.table import Table
 
 from expt.config import read_yaml
 from expt.config.identity import REPEATED
-from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, require, warn
+from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, require, warn_once
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING
@@ -106,7 +105,7 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
         constraints = (record.get("search") or {}).get("constraints") or []
         limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
     except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
-        _warn_once(f"{path}: is damaged; the best run is chosen by the runs' own objective")
+        warn_once(f"{path}: is damaged; the best run is chosen by the runs' own objective")
         return by_own_objective
     return SearchRecord(goals, limits)
 
@@ -118,9 +117,6 @@ def _by_own_objective(runs: Sequence[FoundRun]) -> SearchRecord:
 def _goals(tags: Sequence[str], runs: Sequence[FoundRun]) -> list[Goal]:
     measured = (run for run in runs if run.record.get("objective"))
     return goals_for(tags, next((run.config.get("task") for run in measured), None))
-
-
-_warn_once = functools.cache(warn)  # several parts of a report read it
 
 
 def ranked_in(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:

@@ -217,8 +217,7 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, worker:
 @torch.no_grad()
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
-    is_compiled = learner.compiled  # it would compile once more
-    if is_compiled or not learner.extra_metrics.names:
+    if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
         return
     if not isinstance(loader, IndexLoader) or loader.is_stream:
         return

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from expt.config.identity import digest
-from expt.data.folders import warn_once
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
 from expt.data.memory import Windows
-from expt.errors import DataError
+from expt.errors import DataError, warn_once
 from expt.features import NO_TARGET
 from expt.inference.tables import inputs_of
 from tests.conftest import Configured

@@ -23,11 +23,11 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Name, Size
 from expt.data import cache, folders, kinds, picture_tables, pictures
 from expt.data.checksums import Checksums, of_content, of_files, sampled
-from expt.data.folders import left_out, parts_there, warn_once
+from expt.data.folders import left_out, parts_there
 from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.pictures import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
-from expt.errors import DataError, collected, listed
+from expt.errors import DataError, collected, listed, warn_once
 from expt.features import Classes, Features, Labels, Mask, Numbers
 from expt.late import torch
 from expt.machine import available_memory, usable_cpus

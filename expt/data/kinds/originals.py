@@ -21,9 +21,8 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Key, Size
 from expt.data.cache import Arrays, cache_dir, decoded, digest
 from expt.data.checksums import Checksums, of_content
-from expt.data.folders import warn_once
 from expt.data.kinds import Images, Opening, Place
-from expt.errors import DataError
+from expt.errors import DataError, warn_once
 from expt.features import Classes, Features, Image
 from expt.late import np, torch
 from expt.machine import impatient

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, typed
 from expt.data.columns import may_be_ids
-from expt.data.folders import files_below, left_out, report_left_out, warn_once
+from expt.data.folders import files_below, left_out, report_left_out
 from expt.data.kinds import (
     DatasetConfig,
     Group,
@@ -27,7 +27,7 @@ from expt.data.kinds import (
 )
 from expt.data.rows import Rows, Wanted, features_word, load, with_logs
 from expt.data.table_files import files_of, fingerprint, open_table
-from expt.errors import listed
+from expt.errors import listed, warn_once
 from expt.features import ROLES, Anything, Classes, Features, Labels, Numbers, Tokens
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest
 from expt.data.checksums import of_content, state_of
-from expt.data.folders import files_below, left_out, report_left_out, warn_once
+from expt.data.folders import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
-from expt.errors import DataError, collected, first_line, require
+from expt.errors import DataError, collected, first_line, require, warn_once
 from expt.features import Features, Tokens
 from expt.late import np
 
