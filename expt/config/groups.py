@@ -7,6 +7,7 @@ table.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field
@@ -347,6 +348,14 @@ class TargetScheduler(Target):
     """A custom scheduler, stepped after each epoch or each optimiser step."""
 
     interval: Literal["epoch", "step"] = "epoch"
+
+    def step_counts(self, *, steps_per_epoch: int, total_steps: int) -> dict[str, int]:
+        """Return the numbers of its own steps that the class may ask for, as OneCycleLR does."""
+        if self.interval == "epoch":
+            steps_per_epoch, total_steps = 1, math.ceil(total_steps / steps_per_epoch)
+        if type(epochs := self.kwargs.get("epochs")) is int:
+            total_steps = epochs * steps_per_epoch
+        return {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -199,9 +199,8 @@ def _refuse_other_plan(source: Source, config: RunConfig) -> None:
         now = planned_steps(scheduler, steps_per_epoch=per_epoch, total_steps=total)
         keep = f"scheduler.epochs={(then or 0) / per_epoch:.10g}"
     else:
-        by_epoch = scheduler.interval == "epoch"
-        end = math.ceil(total / per_epoch) if by_epoch else total
-        now = scheduler.kwargs.get("total_steps", end)
+        counts = scheduler.step_counts(steps_per_epoch=per_epoch, total_steps=total)
+        now = {**counts, **scheduler.kwargs}["total_steps"]
         keep = f"+scheduler.total_steps={then}"
     whose = "the schedule", "learning rates", f"keep its plan by {keep}, or "
     if then in (None, now):  # a task may have planned, too

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 from expt.config import groups, user_class
 from expt.config.constraints import Unit
@@ -22,8 +26,10 @@ from expt.config.length import Length, Unreached
 from expt.errors import ConfigError
 from expt.training.parameter_groups import LR_SCALE, OWN, TRAINED_EPOCHS, own_numbers, rate_of
 
-MAX_TRIED = 2_000
-"""Steps of the longest schedule that is tried; each takes 10 us."""
+COUNTS: Mapping[type, tuple[str, int]] = MappingProxyType(
+    {StepLR: ("step_size", 0), MultiStepLR: ("milestones", 0), ReduceLROnPlateau: ("patience", 2)}
+)
+"""The argument of torch's schedules after which a rate changes, and how much later it does."""
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
@@ -155,8 +161,8 @@ def _custom_scheduler(
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
     epochs = math.ceil(length["total_steps"] / length["steps_per_epoch"])
-    given = scheduler.total_steps if isinstance(scheduler, OneCycleLR) else epochs
-    if config.interval == "epoch" and given != epochs:
+    given = config.kwargs.get("total_steps", epochs)
+    if config.interval == "epoch" and isinstance(scheduler, OneCycleLR) and given != epochs:
         raise ConfigError(
             f"{where} has total_steps={given}, but the run has {epochs} epochs; if total_steps"
             " counts optimiser steps, use interval: step"
@@ -164,64 +170,26 @@ def _custom_scheduler(
     return scheduler
 
 
-def _step_counts(
-    cls: type, config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
-) -> dict[str, int]:
+def _step_counts(cls: type, config: groups.TargetScheduler, **length: int) -> dict[str, int]:
     """Return the numbers of steps that a schedule's class takes, and its YAML does not give."""
-    known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    if config.interval == "epoch":
-        known = {"total_steps": math.ceil(total_steps / steps_per_epoch), "steps_per_epoch": 1}
+    known = config.step_counts(**length)
     parameters = inspect.signature(cls).parameters
     open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
     return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
 
 
 def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
-    """Return the numbers by which one of torch's schedules changes no rate of so short a run.
-
-    The schedule is tried with other numbers, on an optimizer of its own.
-    """
+    """Return the numbers by which one of torch's schedules changes no rate of so short a run."""
     if not isinstance(config, groups.TargetScheduler):
         return {}
     cls = user_class.resolve(config.target, LRScheduler)
-    looks = issubclass(cls, ReduceLROnPlateau)
-    unit: Unit = "evaluations" if looks else "epochs" if config.interval == "epoch" else "steps"
-    times = math.ceil(min(length.has(unit), MAX_TRIED + 1))
-    if cls.__module__ != LRScheduler.__module__ or times > MAX_TRIED:
-        return {}
-    counts = _step_counts(cls, config, steps_per_epoch=length.per_epoch, total_steps=length.steps)
-
-    def rates(changed: Mapping[str, Any]) -> list[Any]:
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
-        schedule: Any = cls(optimizer, **{**counts, **config.kwargs, **changed})
-        found = []
-        for _ in range(times):
-            found.append({**optimizer.param_groups[0], "params": ()})
-            optimizer.step()
-            if looks:
-                schedule.step(1.0)
-            else:
-                schedule.step()
-        return found
-
-    own = functools.cache(lambda: rates({}))
-
-    def are_idle(name: str, other: Any) -> bool:
-        with contextlib.suppress(ValueError, TypeError):
-            return rates({name: other}) == own()
-        return False
-
-    found: dict[str, tuple[Unit, Any]] = {}
-    for name, value in config.kwargs.items():
-        if type(value) is int and value > 1 and are_idle(name, value + 1):
-            found[f"scheduler.{name}"] = unit, value
-        elif isinstance(value, list) and all(type(each) is int for each in value):
-            # If a number changes no rate, those after it do not either.
-            prefixes = range(len(value))
-            reached = bisect.bisect_left(prefixes, True, key=lambda n: are_idle(name, value[:n]))
-            if reached < len(value):
-                found[f"scheduler.{name}"] = unit, value[reached:]
-    return found
+    unit: Unit = "epochs" if config.interval == "epoch" else "steps"
+    unit = "evaluations" if cls is ReduceLROnPlateau else unit
+    key, more = COUNTS.get(cls, ("", 0))
+    given = config.kwargs.get(key, [])
+    counts = given if isinstance(given, list) else [given]
+    late = [each for each in counts if type(each) is int and each + more >= length.has(unit)]
+    return {f"scheduler.{key}": (unit, late if isinstance(given, list) else given)} if late else {}
 
 
 def plan(config: groups.Scheduler, **length: int) -> int | None:

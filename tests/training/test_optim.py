@@ -412,6 +412,8 @@ OWN, ONE_CYCLE = f"{__name__}.Told", "torch.optim.lr_scheduler.OneCycleLR"
         (OWN, "step", {"steps_per_epoch": 3, "total_steps": 4}, {"told": 3, "total_steps": 4}),
         (ONE_CYCLE, "step", {"max_lr": 0.1}, {"total_steps": TOTAL}),
         (ONE_CYCLE, "epoch", {"max_lr": 0.1}, {"total_steps": TOTAL // SPE}),
+        (ONE_CYCLE, "step", {"max_lr": 0.1, "epochs": 9}, {"total_steps": 9 * SPE}),
+        (ONE_CYCLE, "epoch", {"max_lr": 0.1, "epochs": 9}, {"total_steps": 9}),
         (
             ONE_CYCLE,
             "step",
