@@ -136,8 +136,9 @@ class _Weights(NamedTuple):
         """Return the numbers that the run itself has measured of these weights, by their tags."""
         step, best = self.state["position"]["step"], self.record.get("best") or {}
         is_tested = self.record.get("status") == COMPLETED and best.get("step") == step
-        at_end = self.record["metrics"] if is_tested else {}
-        return {**at_end, **(self.state["last"] if self.state.get("evaluated_at") == step else {})}
+        at_end = self.record["metrics"] if is_tested else {}  # others are of the last epoch
+        tested = {tag: value for tag, value in at_end.items() if tag.endswith("/test")}
+        return {**tested, **(self.state["last"] if self.state.get("evaluated_at") == step else {})}
 
     def warn_of_others(self, metrics: Mapping[str, float], samples: int, now: RunConfig) -> None:
         """Warn where numbers differ from the run's own by more than rounding."""

@@ -576,3 +576,18 @@ def test_a_loss_is_compared_more_closely_than_a_share(
     capfd.readouterr()
     evaluated(done.folder)
     assert (f"{tag}: " in capfd.readouterr().err) == warns
+
+
+def test_a_rare_metric_is_not_compared_with_another_epoch_s(
+    train: TrainAlone, capfd: Capture
+) -> None:
+    metric = "{_target_: torchmetrics.classification.MulticlassAccuracy, num_classes: 10}"
+    own = f"+task.metrics={{rare: {metric[:-1]}, better: max, every: 3}}}}"
+    worse = "scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, gamma: 1000}"
+    done = train(*FEW, "model=mlp", "epochs=3", own, worse)
+    update_result(done.paths, metrics=done.result["metrics"], status="completed")
+    assert done.result["best"]["epoch"] < 3
+    capfd.readouterr()
+    found = evaluated(done.folder, "split=val")["metrics"]["rare/val"]
+    assert abs(found - done.result["metrics"]["rare/val"]) > 0.1
+    assert "the run measured" not in capfd.readouterr().err
