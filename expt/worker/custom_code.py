@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -174,8 +173,12 @@ def _own_objects(config: RunConfig, learner: Learner, callbacks: Sequence[Callba
     return found
 
 
-def _shapes(module: nn.Module) -> dict[str, Any]:
-    return {name: getattr(each, "shape", None) for name, each in module.state_dict().items()}
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters and buffers that a checkpoint holds."""
+    held = module.state_dict().keys()  # with the values of get_extra_state, which may grow
+    named = module.named_parameters, module.named_buffers
+    tensors = itertools.chain(*(each(remove_duplicate=False) for each in named))
+    return {name: each.shape for name, each in tensors if name in held}
 
 
 def _methods(one: object) -> tuple[str, ...]:

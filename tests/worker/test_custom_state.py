@@ -58,6 +58,7 @@ def of(name: str) -> tuple[str, ...]:
         ("Hidden", {"task.count", f"{OWN}.called", f"{OWN}.Hidden.kept"}),
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
+        ("Remembering", set()),
         ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
         ("OnLayer", {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))}),
         ("Unfreezing", set()),
