@@ -100,20 +100,23 @@ def _of_torch(
     cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
     optimizer: Optimizer = guard(cls)(chosen, **settings)
     fill_momentum(optimizer)
+    if not all(one.requires_grad for one in every):  # custom code may train them later
+        optimizer.register_step_pre_hook(lambda optimizer, *_: fill_momentum(optimizer))
     return optimizer
 
 
 def fill_momentum(optimizer: Optimizer) -> None:
-    """Give SGD its buffers just where it has a momentum.
+    """Give SGD its buffers just where it has a momentum, of parameters that are trained.
 
     torch makes them in the first step, and leaves their memory unset where that step is skipped.
     """
     for part in parts_of(optimizer):
         for group in part.param_groups if isinstance(part, optim.SGD) else ():
             for parameter in group["params"]:
+                lacks_it = part.state.get(parameter, {}).get("momentum_buffer") is None
                 if not group["momentum"]:
                     part.state.pop(parameter, None)
-                elif part.state[parameter].get("momentum_buffer") is None:
+                elif lacks_it and parameter.requires_grad:
                     part.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 

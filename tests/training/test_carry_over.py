@@ -86,6 +86,23 @@ def test_momentum_is_taken_up_and_left() -> None:
     assert all("momentum_buffer" not in state for state in without[0].state.values())
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_parameter_has_a_momentum_once_it_is_trained(skips: bool) -> None:
+    """Also where the first step after that is skipped, as GradScaler does by `found_inf`."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    optimizer = optim.build_optimizer(groups.SGD(**SGD), module)
+    assert {*optimizer.state} == {*module[1].parameters()}
+    module[0].requires_grad_(True)
+    module(torch.ones(1, 2)).sum().backward()
+    if skips:
+        optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())  # type: ignore
+    optimizer.step()
+    assert {*optimizer.state} == {*module.parameters()}
+    moments = [optimizer.state[each]["momentum_buffer"] for each in module.parameters()]
+    assert any(map(torch.count_nonzero, moments)) is not skips
+
+
 @pytest.mark.parametrize(("lr", "goes_on_with", "bad_epochs"), [(0.1, 0.1, 2), (0.05, 0.05, 0)])
 def test_plateau_counts_on(lr: float, goes_on_with: float, bad_epochs: int) -> None:
     plateaus = (
