@@ -212,6 +212,8 @@ class Rows(TableInputs):
                 raise ConfigError(f"rows without the column {missing[0]}: give {', '.join(names)}")
             given = given[[*names]].to_numpy(object)
         rows = np.atleast_1d(np.array(given, object))
+        if any(isinstance(cell, list | tuple | np.ndarray) for cell in rows.flat):
+            raise ConfigError(f"rows of different lengths: give {', '.join(names)} in each")
         rows = rows.reshape(-1, max(1, rows.shape[-1]))
         if rows.shape[1] != len(names) or not len(rows):
             raise ConfigError(

@@ -436,7 +436,7 @@ def interface_towards(address: str) -> str | None:
 
     The table of routes has no loopback, for which a machine's own name may stand.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # without a table, or with a strange one
         packed = socket.inet_aton(socket.gethostbyname(address))
         target = int.from_bytes(packed, sys.byteorder)
         routes = [line.split() for line in Path(ROUTES).read_text().splitlines()[1:]]

@@ -271,5 +271,5 @@ def _total(workers: Sequence[State]) -> dict[str, list[float]]:
         key: torch.tensor([one[key] for one in workers], dtype=torch.float64).sum(0).tolist()
         for key in ("sums", "finite", "logged")
     }
-    peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
-    return {**total, "peaks": peaks} if peaks else total
+    peaks = torch.tensor([worker.get("peaks", ()) for worker in workers], dtype=torch.float64)
+    return {**total, "peaks": peaks.amax(0).tolist()} if peaks.numel() else total

@@ -224,9 +224,12 @@ def test_rows_are_lists_arrays_or_tensors() -> None:
         assert preprocess(given).flatten().tolist() == pytest.approx([23.5, 21.6])
     assert preprocess([[1, True], [2, 3]]).shape == (2, 2)
     assert preprocess([None, 1]).tolist() == [[0, 1]]  # its mean, which b has not
-    for wrong in ([1], [[1, 2], [1]], [1, None], ["x", 1], 3.0, torch.ones(3)):
+    for wrong in ([1], [1, None], ["x", 1], 3.0, torch.ones(3)):
         with pytest.raises(ConfigError):
             preprocess(wrong)
+    for ragged in ([[1, 2], [1]], [[1, 2], []], [[1], [1, 2], [1, 2, 3]]):
+        with pytest.raises(ConfigError, match="rows of different lengths: give a, b"):
+            preprocess(ragged)
 
 
 def of_other_source(folder: Path) -> None:

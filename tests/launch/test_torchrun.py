@@ -112,8 +112,10 @@ def test_interface_leads_to_other_machines(tmp_path: Path, monkeypatch: Patch) -
     found = [interface_towards(address) for address in ("10.1.7.7", "127.0.1.1", "9.9.9.9")]
     assert found == ["ib0", "eth0", "eth0"]
     assert interface_towards("no address") is None
-    table.write_text("Iface\n")
-    assert interface_towards("127.0.1.1") is None
+    for strange in ("Iface\n", "Iface\neth0 00000000\n", "Iface\neth0 a b c d e f g h i\n"):
+        table.write_text(strange)
+        assert interface_towards("127.0.1.1") is None
+    assert interface_towards(f"{'a' * 64}.example") is None, "a name that can't be encoded"
 
 
 FIRST, SECOND = ("0", "GPU-a"), ("1", "GPU-b")

@@ -26,7 +26,7 @@ from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
 from expt.training.strategy import Strategy
-from expt.worker.checkpoints import Checkpoints, Snapshot
+from expt.worker.checkpoints import Checkpoints, Snapshot, _total
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed, begun, common, same
@@ -381,3 +381,11 @@ def test_another_optimizer_begins_anew_and_rank_0_says_so(
     forking(*words, name="parent")
     forking(*words, "optimizer=adam", "fork=parent@20", name="fork")
     assert "fork=parent@20: was trained by " in capsys.readouterr().err
+
+
+def test_a_number_that_is_none_stays_one_in_a_total_of_workers() -> None:
+    sums = {"sums": [1.0], "finite": [1.0], "logged": [0.0]}
+    workers = [{**sums, "peaks": peaks} for peaks in ([2.0, 1.0], [math.nan, 3.0], [5.0, 2.0])]
+    total = _total(workers)
+    assert math.isnan(total["peaks"][0])
+    assert (total["peaks"][1], total["sums"]) == (3.0, [3.0])
