@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from expt.command.conf_files import chosen_files, options
 from expt.command.grammar import lock, readable
-from expt.command.mistakes import UnknownKey, unknown_option
+from expt.command.mistakes import unknown_key, unknown_option
 from expt.config.constraints import typed
 from expt.config.keys import flat
 from expt.errors import ConfigError, first_line, warn
@@ -70,7 +70,7 @@ def as_config_error(
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
-        return ConfigError(f"{word}: {UnknownKey(word, key).problem()}")
+        return ConfigError(f"{word}: {unknown_key(word, key)}")
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(f"{key}: has no value; set {key}=...")
     text = f"{word}: {first_line(error)}" if key else _without_key(error, words, folders)

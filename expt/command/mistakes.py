@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,7 +96,7 @@ def refuse_wrong_element(own: Mapping[str, Any], word: Override) -> None:
 def _problems(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]) -> Iterator[str]:
     """Yield each problem that a key may have, or an empty string; the first one is to be said."""
     if word.is_delete():
-        yield _of_deleted_element(own, Place(own, word.key_or_group))
+        yield "is in a list; write the list that is left"
     yield _of_element(own, word)
     yield _of_other_choice(own, word)
     if word.is_add() or word.is_force_add() or (absent := _absent_in(own, word)) is None:
@@ -106,7 +105,7 @@ def _problems(own: Mapping[str, Any], word: Override, choices: Mapping[str, Any]
     if _is_custom(own, absent.names[0]):
         yield _of_argument(own, absent, word)
     choice, near = str(choices.get(absent.names[0]) or ""), _keys_of_element(own, absent)
-    yield UnknownKey(str(word.input_line), absent.key, choice, near).problem()
+    yield unknown_key(str(word.input_line), absent.key, choice, near)
 
 
 def _is_custom(own: Mapping[str, Any], group: str) -> bool:
@@ -164,20 +163,6 @@ def _whole(key: str, one: str) -> str:
     """Return the word for a key that has one value, which may be a list."""
     is_list = keys.takes_list(key) and key in keys.all_keys()
     return in_a_shell(f"{key}=[{one}]" if is_list else f"{key}={one}")
-
-
-def _of_deleted_element(own: Mapping[str, Any], place: Place) -> str:
-    """Return the problem with an element that is to be deleted, and the list that is left."""
-    if place.missing:
-        absent = ".".join([*place.there, place.missing[0]])
-        return f"there is no {absent}; {place.holder} is {typed(place.value)}"
-    of_list = str(place.of_list)
-    left = copy.deepcopy(Place(own, of_list).value)
-    above, _, last = place.key.removeprefix(f"{of_list}.").rpartition(".")
-    holder = Place(left, above).value
-    del holder[int(last) if isinstance(holder, list) else last]
-    whole = in_a_shell(f"{of_list}={typed(left)}")
-    return f"is in a list; write the list that is left, e.g. {whole}"
 
 
 def _absent_in(own: Mapping[str, Any], word: Override) -> Place | None:
@@ -246,87 +231,46 @@ def _keys_of_element(own: Mapping[str, Any], place: Place) -> list[str]:
     return [".".join([*above, name]) for name in keys.names_around(place.names, own)]
 
 
-class UnknownKey:
-    """A key that the settings lack; each hint is an empty string where it does not apply."""
+def unknown_key(word: str, key: str, choice: str = "", near: Sequence[str] = ()) -> str:
+    """Return the error of a key that the settings lack, with the one that is meant.
 
-    def __init__(self, word: str, key: str, choice: str = "", near: Sequence[str] = ()) -> None:
-        """Take the choice of its group, and the keys next to it in an element of a list."""
-        self.word, self.key, self.choice, self.near = word, key, choice, near
-        self.names = key.split(".")
-        self.group, self.last = self.names[0], self.names[-1]
-        self.by_choice = {each: keys_of(self.group, each) for each in options(self.group)}
-        self.own = self.by_choice.get(choice, [])
-
-    def problem(self) -> str:
-        """Return the first hint that applies."""
-        hints = self._addition, self._whole, self._other, self._similar, self._listed
-        return next(filter(None, (hint() for hint in hints)))
-
-    def _addition(self) -> str:
-        """Hint at the `+` of a class, or of a metric."""
-        is_class = self.group in groups() and self.last == "_target_"
-        may_add = is_class or self.key.startswith("task.metrics.")
-        return f"there is no key '{self.key}'; add it with +{self.word}" if may_add else ""
-
-    def _whole(self) -> str:
-        """Hint at the mapping above it, which is null."""
-        *above, _ = self.names
-        if not above or self.key not in keys.all_keys() or self.key in keys_in_yaml():
-            return ""
+    `choice` is that of its group, `near` are the keys next to it in an element of a list.
+    """
+    names, settings = key.split("."), keys_in_yaml()
+    group, above = names[0], names[:-1]
+    absent = f"there is no key '{key}'"
+    if key.startswith("task.metrics.") or (group in groups() and names[-1] == "_target_"):
+        return f"{absent}; add it with +{word}"
+    if above and key in keys.all_keys() and key not in settings:
         fix = f"set all of its keys at once, e.g. {keys.example_of(above)}"
         return f"{'.'.join(above)} has no keys yet; {fix}"
+    if near:
+        return f"{absent}.{did_you_mean(key, near)}"
+    by_choice = {each: keys_of(group, each) for each in options(group)}
+    own = by_choice.get(choice) or [each for each in settings if each.startswith(f"{group}.")]
+    of_group = [*itertools.chain(*by_choice.values()), *own]
+    there = key if key in settings else _meant(key, of_group)
+    meant = _nearest(key, own, 0.8) or there
+    having = [each for each, known in by_choice.items() if meant in known]
+    others = f"{group}={' or '.join(having)}" if having and choice not in having else ""
+    if meant == key:
+        return f"{group}={choice or 'null'} has no key '{key}'; add {others}" if others else absent
+    if meant:
+        return f"{absent}. Did you mean '{meant}'?{f' Add {others}' if others else ''}"
+    if own:
+        holder = f"{group}={choice}" if choice else group
+        return f"{absent}. {holder} has {', '.join(own)}."
+    # A custom class may have the key.
+    of_similar = [f"{each}.{names[-1]}" for each in nearest(group, groups()) if above]
+    return f"{absent}.{did_you_mean(key, [*settings, *of_similar])}"
 
-    def _other(self) -> str:
-        """Hint at the choices that have the key, or one above it, which this choice lacks."""
-        every = (".".join(self.names[:end]) for end in range(len(self.names), 0, -1))
-        known = next((each for each in every if each in keys_in_yaml()), "")
-        is_of_others = "." in known and self.own and known not in self.own
-        if known != self.key and not is_of_others:
-            return ""
-        meant = _nearest(known, self.own, 0.6)
-        hint = f". Did you mean '{meant}'? Or" if meant else ";"
-        of_choice = f"{self.group}={self.choice} has no key '{known}'"
-        lacks = of_choice if self.choice else f"there is no {self.group}"
-        return f"{lacks}{hint} add one that has it: {self._having(known)}"
 
-    def _similar(self) -> str:
-        """Hint at a similar key of the group, or at one of the same or a known name elsewhere."""
-        of_group = [*itertools.chain(*self.by_choice.values()), *self.own]
-        by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
-        elsewhere = ELSEWHERE.get(self.last) or by_end.get(self.last)
-        meant = _nearest(self.key, of_group, 0.8) or elsewhere
-        if not meant and self.choice and len(self.names) == 2:
-            meant = _nearest(self.key, of_group, 0.6)
-        if not meant:
-            return ""
-        is_of_others = meant in of_group and meant not in self.own
-        of_choice = f"{self.group}={self.choice} has none; add" if self.choice else "Add"
-        fix = f" {of_choice} {self._having(meant)}" if is_of_others else ""
-        return f"there is no key '{self.key}'. Did you mean '{meant}'?{fix}"
-
-    def _listed(self) -> str:
-        """Hint at a similar key, or list those at the deepest level above it that is there."""
-        settings, absent = keys_in_yaml(), f"there is no key '{self.key}'."
-        above = (".".join(self.names[:end]) for end in range(len(self.names) - 1, 0, -1))
-        level = next((each for each in above if each in settings), "")
-        if self.near or not level:
-            known = [*settings, *ELSEWHERE.values()]
-            if len(self.names) > 1:  # a custom class may have the key
-                known += [f"{each}.{self.last}" for each in nearest(self.group, groups())]
-            return absent + did_you_mean(self.key, self.near or known)
-        every = self.own if self.group in groups() else settings
-        there = [each for each in every if each.startswith(f"{level}.")]
-        first_absent = self.names[level.count(".") + 1]
-        if similar := _nearest(first_absent, there, 0.6):
-            return f"{absent} Did you mean '{similar}'?"
-        if not there:
-            return f"{absent} --help {self.group} lists its keys"
-        holder = f"{level}={self.choice}" if level in groups() else level
-        return f"{absent} {holder} has {', '.join(there)}."
-
-    def _having(self, key: str) -> str:
-        names = (each for each, own in self.by_choice.items() if key in (self.group, *own))
-        return f"{self.group}={' or '.join(names)}"
+def _meant(key: str, of_group: Sequence[str]) -> str:
+    """Return a similar key of the group, or one of the same or a known name elsewhere; or ""."""
+    last = key.rpartition(".")[2]
+    by_end = {each.rpartition(".")[2]: each for each in keys_in_yaml()[::-1]}
+    elsewhere = ELSEWHERE.get(last) or by_end.get(last)
+    return _nearest(key, of_group, 0.8) or elsewhere or _nearest(key, of_group, 0.6) or ""
 
 
 def _nearest(key: str, known: Sequence[str], cutoff: float) -> str | None:

@@ -172,28 +172,25 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     [
         *((word, "quote") for word in ("a=b=c", "a=[", "x y=3", "a=[é,'b,c']", "a=[wing (mm),b]")),
         ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
-        ("optimizer.betas.0=1", r"optimizer=sgd has no key 'optimizer\.betas'; add one .*=adam or"),
         ("seed=${seeds}", "' not found; name a key or a variable"),
         ("seed='${oc.decode:\"1,2\"}'", r"expecting <EOF>$"),
         ("epochs.x=3", r"write epochs=3$"),
         ("optimizer.lr.x=3", r"write optimizer\.lr=3$"),
         ("max_steps.0.x=3", r"write max_steps=3$"),
         ("gpus.first=3", r"write gpus=\[3\]$"),
-        ("dataset.root.x=3", r"has no key 'dataset\.root'; add one .* or mnist or"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
         ("recipe=a", "recipe"),
         ("early_stop.patience=3", r"e\.g\. 'early_stop={.*}'$"),
         ("optimizer.name=adam", "write optimizer=adam$"),
-        ("callbacks.x=3", "--help callbacks lists"),
         ("checkpoint.foo.bar=1", r"checkpoint has checkpoint\.every_steps, "),
         ("optimizer.foo.bar=1", r"optimizer=sgd has optimizer\.lr, "),
         ("model='mlp", "a quote is not closed"),
         ("following=null", "there is no key .following.\\.$"),
         ("tensorboard={imagez: true}", "Did you mean 'tensorboard.images'\\?$"),
         ("model=transformer model.widht=3", "Did you mean 'model.width'\\?$"),
-        ("dataset=table dataset.target=y", r"mean 'dataset\.targets'.* dataset=huggingface"),
+        ("dataset=table dataset.target=y", r"mean 'dataset\.targets'\?$"),
         ("search.run=3", r"mean 'search\.runs'\? Add search=cmaes or "),
     ],
 )
@@ -220,10 +217,10 @@ def test_a_wrong_value_of_a_launcher_comes_with_its_fix(word: str, fix: str) -> 
 
 def test_a_misspelt_key_of_another_choice_comes_with_the_choices_that_have_it() -> None:
     for word, hint in {
-        "rooot": "Did you mean 'dataset.root'. dataset=digits has none",
-        "root": "; ",
+        "rooot": "Did you mean 'dataset.root'. A",
+        "root": "; a",
     }.items():
-        with pytest.raises(ConfigError, match=rf"{hint}.*add .*dataset=.*image_folder or"):
+        with pytest.raises(ConfigError, match=rf"{hint}dd dataset=.*image_folder or"):
             composer().compose([f"dataset.{word}=x"])
 
 
@@ -322,9 +319,7 @@ ELEMENTS = {
     "model.hidden.2=16": r"model\.hidden=\[64,64,16\]",
     "+model.hidden[2]=16": r"model\.hidden=\[64,64,16\]",
     "model.hidden.first=16": r"model\.hidden=\[64,64,16\]",
-    "~model.hidden.1": r"model\.hidden=\[64\]",
-    "~model.hidden[0]": r"model\.hidden=\[64\]",
-    "~model.hidden[2]": r"no model\.hidden\.2; model\.hidden is \[64,64\]$",
+    "~model.hidden[0]": "is in a list; write the list that is left$",
     "model.hidden[-1]=16": "counted from 0",
     "model.hidden.-1=16": "counted from 0",
     "model.hidden[0:1]=16": "counted from 0",
@@ -362,7 +357,7 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
     with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
         composer().compose(["optimizer.groups.0.lr_scale=2"])
-    with pytest.raises(ConfigError, match=r"'optimizer\.groups=\[{match:a},{lr_scale:2}\]'$"):
+    with pytest.raises(ConfigError, match=r"write the list that is left$"):
         composer().compose([*words, "~optimizer.groups.1.match"])
 
 

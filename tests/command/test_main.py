@@ -73,7 +73,7 @@ REFUSED = {
     "optimizer.learning_rate=3": "Did you mean 'optimizer.lr'?",
     "model.lr=1": "Did you mean 'optimizer.lr'?",
     "optimizer.group=1": "Did you mean 'optimizer.groups'?",
-    "dataset=mnist dataset.groups=1": "Did you mean 'dataset.group'? dataset=mnist has none; add"
+    "dataset=mnist dataset.groups=1": "Did you mean 'dataset.group'? Add"
     " dataset=huggingface or image_folder or segmentation_folder or table",
     "bs=3": "Did you mean 'batch_size'?",
     "batchsize=3": "Did you mean 'batch_size'?",
