@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
     ChoiceSweep,
     FloatRange,
@@ -26,7 +26,7 @@ from expt.config.constraints import plain, quoted
 from expt.config.groups import GROUPS
 from expt.config.keys import takes_text
 from expt.config.parse import with_value
-from expt.errors import ConfigError, did_you_mean, first_line
+from expt.errors import ConfigError, first_line
 from expt.runs.overrides import NAMES_A_RUN, is_resume_auto, values_of
 from expt.runs.result import Record
 
@@ -87,21 +87,16 @@ def readable(word: str) -> str:
 def _of_element(word: str) -> str:
     """Return `key.1=x` for `key[1]=x`, also within a second pair of quotes.
 
-    Raises ConfigError for an element that no number from 0 names.
+    Raises ConfigError for a number below 0.
     """
     if word[:1] in ("'", '"') and re.fullmatch(r"""(["'])([+~]*[\w.\[\]/@-]+=.*)\1""", word):
         word = word[1:-1]
-    found = re.fullmatch(
-        r"""(["']?)([+~]*[\w./@-]+(?:(?:\[[^\]=]*\]|\.-\d+)[\w.]*)+)\1(=.*)?""", word
-    )
+    found = re.fullmatch(r"""(["']?)([+~]*[\w./@-]+(?:\[\s*-?\d+\s*\][\w.]*)+)\1(=.*)?""", word)
     if found is None:
         return word
-    key = re.sub(r"\[\s*(\d+)\s*\]", r".\1", found[2])
-    if "[" in key or re.search(r"\.-\d", key):
-        whole = re.split(r"\[|\.-\d", key)[0].lstrip("+~")
-        fix = f"write {whole}.0 for the first, or the whole list, {whole}=[...]"
-        raise ConfigError(f"{word}: elements of a list are counted from 0; {fix}")
-    return key + (found[3] or "")
+    if "[-" in found[2]:
+        raise ConfigError(f"{word}: elements of a list are counted from 0")
+    return re.sub(r"\[\s*(\d+)\s*\]", r".\1", found[2]) + (found[3] or "")
 
 
 def _as_text(part: str, *, of_group: bool) -> str:
@@ -197,17 +192,9 @@ def _unreadable(word: str, error: Exception) -> str:
     """Return why the grammar has no reading for a word, and how it is written."""
     if ("=" not in word and not word.startswith("~")) or re.match(r"[^=]*\s=", word):
         return "is not of the form key=value; write both in one word, without spaces"
-    known = create_functions().functions
-    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", word)
-    called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", bare)
-    if unknown := next((name for name in called if name not in known), None):
-        hint = did_you_mean(unknown, known)
-        axes = "choice(a,b), range(a,b), interval(a,b) or tag(log,interval(a,b))"
-        return f"there is no {unknown}(...).{hint} An axis is {axes}; quote a text"
-    problem = first_line(error)
+    problem = " ".join(str(error.__cause__ or first_line(error)).split())
     if problem.startswith("LexerNoViableAlt"):
-        is_open = re.search("['\"]", bare)
-        problem = "a quote is not closed" if is_open else "has a sign that needs quotes"
+        problem = "has a sign that needs quotes"
     return f"{problem}; quote each text in it: \"key=['a (b)',c]\""
 
 

@@ -42,16 +42,6 @@ LEAST = {
     "max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1,
 }  # fmt: skip
 """The least value of each key of `hydra.launcher`; only by a float it need not be whole."""
-FIXES = {
-    "could not be converted to Integer": "give a whole number",
-    "could not be converted to Float": "give a number",
-    "is not a valid bool": "give true or false",
-    r"sweeper\.params.* is not Optional": "write null in quotes",
-    "' not found|Unsupported interpolation type": (
-        "name a key or a variable that is set, as ${oc.env:NAME}"
-    ),
-}
-"""The fix for each error of Hydra and OmegaConf, by a pattern of its text."""
 CLUSTER_LAUNCHERS = ("submitit_slurm", "submitit_local")
 
 
@@ -74,8 +64,7 @@ def as_config_error(
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(f"{key}: has no value; set {key}=...")
     text = f"{word}: {first_line(error)}" if key else _without_key(error, words, folders)
-    fix = next((fix for pattern, fix in FIXES.items() if re.search(pattern, text)), "")
-    return ConfigError(f"{text}; {fix}" if fix else text)
+    return ConfigError(text)
 
 
 def _without_key(error: BaseException, words: Sequence[str], folders: Sequence[Path]) -> str:

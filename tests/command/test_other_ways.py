@@ -160,7 +160,7 @@ def test_a_typed_value_over_that_of_a_file_is_advised_as_typed() -> None:
         ("model.hidden: [[32], [64]]", "write model.hidden: [32],[64] in conf/sweep/one.yaml"),
         ("optimizer.lr: '\"0.1\",0.2'", "write optimizer.lr: 0.1 in conf/sweep/one.yaml"),
         ("optimizer: {lr: '0.1,0.2'}", "write optimizer.lr: 0.1,0.2"),
-        ("gradient_clip: null", "write null in quotes"),
+        ("gradient_clip: null", "is not Optional"),
         ("optimizer.betas[-1]: 0.5,0.6", "elements of a list are counted from 0"),
         ("model.hidden[7]: 5,6", "model.hidden has 1 element"),
     ],
