@@ -11,7 +11,7 @@ from pathlib import Path
 from expt.command.conf_files import checked_folders, own_folders
 from expt.command.grammar import Override, parse, parse_one, readable, replaces
 from expt.command.hydra_part import own_folders_of
-from expt.command.words import Exact, Options
+from expt.command.words import Exact, Options, last_value
 from expt.config import kept_code, read_yaml
 from expt.config.constraints import quoted
 from expt.config.identity import Content
@@ -20,17 +20,11 @@ from expt.errors import ConfigError, refuse_undecoded, warn
 from expt.runs import lineage
 from expt.runs.found import results
 from expt.runs.named_checkpoint import run_named
-from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of, unquoted
+from expt.runs.overrides import for_strategy, inherited, is_resume_auto, key_of
 from expt.runs.paths import RunPaths, foreign, in_use, is_held, is_sweep
 from expt.runs.result import Record
 
 LATEST = "hydra.sweep.dir=latest"
-
-
-def last_value(settings: Sequence[str], key: str) -> str | None:
-    """Return the value of a key, of several words the last."""
-    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
-    return unquoted(found[-1]) if found else None
 
 
 def read(

@@ -13,7 +13,7 @@ from expt.command import command_line, compose, grammar, hydra_part, terminal
 from expt.command.compose import Composer
 from expt.command.grammar import Override
 from expt.command.run import Command, train
-from expt.command.words import Options
+from expt.command.words import Options, last_value
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
@@ -238,5 +238,5 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{where or 'the run'}: {why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
-    folder = command_line.last_value(options.settings, key) or where
+    folder = last_value(options.settings, key) or where
     return ConfigError(f"{key}={folder}: {why}; choose another folder, e.g. {key}=FOLDER")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from expt import __version__, machine, progress, signals
 from expt.command import terminal
-from expt.command.words import WORDS, Options, call, options_of
+from expt.command.words import WORDS, Options, call, last_value, options_of
 from expt.errors import (
     ConfigError,
     ExptError,
@@ -65,7 +65,7 @@ def _exit_code(words: Sequence[str], typed_at: float) -> int:
 def _carried_out(words: Sequence[str], typed_at: float) -> int:
     """Carry out the command, print the error that ends it, and return the exit code."""
     # A breakpoint may wait for a person.
-    shown = progress.reported(str if _value_of("debug", words) == "true" else _progressed)
+    shown = progress.reported(str if last_value(words, "debug") == "true" else _progressed)
     try:
         with machine.seldom_collecting(), shown, warned_once():
             code = _do(words, typed_at)
@@ -73,12 +73,6 @@ def _carried_out(words: Sequence[str], typed_at: float) -> int:
             return code
     except (ExptError, KeyboardInterrupt, OSError) as error:
         return _explained(error, words)
-
-
-def _value_of(key: str, words: Sequence[str]) -> str:
-    """Return the value of a key, of several words the last; "" without one."""
-    pairs = (word.lstrip("+").partition("=") for word in words)
-    return next((value for name, _, value in reversed([*pairs]) if name == key), "")
 
 
 def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[str]) -> int:
@@ -100,20 +94,6 @@ def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[s
     return 1
 
 
-def _meant(first: str, others: Sequence[str]) -> str:
-    """Return the command that was meant by one that begins with a bare word; "" if none is near."""
-    if os.path.isdir(first):
-        return f" A folder comes after a command, e.g. report {first}"
-    if near := did_you_mean(first, WORDS):
-        return near
-    value = next((each for each in others if each != "="), None)
-    if value is None:
-        return ""
-    if "=" in value:
-        return " A run has no command: leave it out."
-    return f" Write {first.rstrip(':')}={value}, without spaces."
-
-
 def _do(arguments: Sequence[str], typed_at: float) -> int:
     refuse_undecoded(arguments)
     if not {"--help", "-h", "help", "--version"} & {*arguments}:
@@ -130,7 +110,7 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     if re.fullmatch(r"[A-Za-z][\w.-]*:?", first):
         raise ConfigError(
             f"{first}: neither a command ({', '.join(WORDS)}) nor of the form key=value."
-            f"{_meant(first, arguments[1:])}"
+            f"{did_you_mean(first, WORDS)}"
         )
     adopt(os.environ)
     if not machine.is_external_worker():
@@ -145,9 +125,9 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
 def _start_importing(options: Options) -> None:
     """Let the forkserver import torch on another core while this process composes."""
     words = options.settings
-    on_cluster = _value_of("hydra/launcher", words).startswith("submitit")
-    if not (options.printing or on_cluster or _value_of("debug", words) == "true"):
-        sweep = forkserver.SWEEP_MODULES if options.sweep or _value_of("sweep", words) else ()
+    on_cluster = (last_value(words, "hydra/launcher") or "").startswith("submitit")
+    if not (options.printing or on_cluster or last_value(words, "debug") == "true"):
+        sweep = forkserver.SWEEP_MODULES if options.sweep or last_value(words, "sweep") else ()
         forkserver.warm([*sweep, *forkserver.libraries_in(words)])
 
 

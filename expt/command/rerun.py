@@ -9,8 +9,8 @@ from pathlib import Path
 
 from expt import machine
 from expt.command import terminal
-from expt.command.command_line import kept_words, last_value
-from expt.command.words import Parser
+from expt.command.command_line import kept_words
+from expt.command.words import Parser, last_value
 from expt.config import kept_code, own_code
 from expt.config import parse as parsing
 from expt.config.identity import PARTS, Identity, changed_parts, digest
@@ -49,7 +49,9 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
     Raises ConfigError where that is not a run's folder or it can't run here, RunFailed or
     Interrupted as any run.
     """
-    into = None if new is None else _folder_named(new)
+    if "=" in str(new).partition("/")[0]:
+        raise ConfigError(f"{new}: a rerun takes no settings; a folder of this name is ./{new}")
+    into = None if new is None else Path(new)
     from expt.command.run import Command, removed_if_refused, train  # late: Hydra
 
     how = launcher()
@@ -79,18 +81,6 @@ def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
         this.sending.wait()
     compare(then, read_result(run_paths))
     return run_paths
-
-
-def _folder_named(new: str | Path) -> Path:
-    """Return the new folder. Raises ConfigError where a setting is typed in its place."""
-    key, is_setting, value = str(new).partition("=")
-    if is_setting and "/" not in key:
-        instead = f"{value} alone" if key == "hydra.run.dir" else f"./{new}"
-        raise ConfigError(
-            f"{new}: a rerun repeats the recorded settings and takes no others; start a new run"
-            f" for that. If this is the new folder, write {instead}"
-        )
-    return Path(new)
 
 
 def _record_of(folder: Path) -> Record:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from expt.errors import ConfigError
+from expt.runs.overrides import key_of, unquoted
 from expt.runs.paths import RunPaths
 
 WORDS = {
@@ -91,6 +92,12 @@ def positive(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text}: give a whole number above 0")
     return int(text)
+
+
+def last_value(settings: Sequence[str], key: str) -> str | None:
+    """Return the value of a key, of several words the last."""
+    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
+    return unquoted(found[-1]) if found else None
 
 
 class Exact(str):

@@ -69,16 +69,9 @@ def test_rerun_begins_as_the_run_did(words: list[str], source: str | None, tmp_p
     assert config_at_start(then, paths).resume == source
 
 
-@pytest.mark.parametrize(
-    ("word", "instead"),
-    [
-        ("seed=3", "./seed=3"),
-        ("weights=runs/one", "./weights=runs/one"),
-        ("hydra.run.dir=/tmp/one", "/tmp/one alone"),
-    ],
-)
-def test_a_setting_is_no_folder_for_a_rerun(word: str, instead: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"^{word}: a rerun repeats .* write {instead}$"):
+@pytest.mark.parametrize("word", ["seed=3", "weights=runs/one"])
+def test_a_setting_is_no_folder_for_a_rerun(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{word}: a rerun takes no .* is \./{word}$"):
         main([str(tmp_path), word])
     for folder in (f"./{word}", f"runs/{word}", tmp_path / "seed=3"):
         with pytest.raises(ConfigError, match="is not a folder of a run"):
