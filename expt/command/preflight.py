@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.status import Status
 from rich.table import Table
 
+from expt import progress
 from expt.command import terminal
 from expt.config.constraints import word
 from expt.config.identity import digest, shown
@@ -55,9 +55,7 @@ def preflight(
         if job.request is not None and job.status != COMPLETED:
             kinds.setdefault(_kind(job.request.config), []).append(job)
     try:
-        found = try_out(
-            [x[0].asked for x in kinds.values()], machine, options, Console(stderr=True)
-        )
+        found = try_out([each[0].asked for each in kinds.values()], machine, options)
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     refused = {job: job.error for job in jobs if job.error}
@@ -168,16 +166,14 @@ def _total(
     return f"{takes} about {about(seconds)} on {where}{by}: until {end}, if started now"
 
 
-def try_out(
-    requests: Sequence[RunRequest], machine: Machine, options: PoolOptions, console: Console
-) -> list[Tried]:
+def try_out(requests: Sequence[RunRequest], machine: Machine, options: PoolOptions) -> list[Tried]:
     """Take a few steps of each request, several at a time if there is room.
 
     Raises KeyboardInterrupt, with all stopped.
     """
     with (
         tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
-        console.status("trying out") as status,
+        progress.phase("trying out kinds of runs", len(requests)) as here,
     ):
         jobs = list[Job]()
         for number, request in enumerate(requests):
@@ -189,17 +185,16 @@ def try_out(
             )
             jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)
-        Pool(machine, once, _Shown(status, len(jobs))).run(iter(jobs))
+        Pool(machine, once, _Counted(here)).run(iter(jobs))
         return [Tried(job.error, read_result(job.paths)) for job in jobs]
 
 
-class _Shown(Observer):
-    def __init__(self, status: Status, total: int) -> None:
-        self._status, self._total, self._done = status, total, 0
+class _Counted(Observer):
+    def __init__(self, phase: progress.Phase) -> None:
+        self._phase = phase
 
     def job_ended(self, job: Job) -> None:
-        self._done += 1
-        self._status.update(f"trying out {self._total} kinds of runs, {self._done} done")
+        self._phase.done += 1
 
 
 def together_s(
