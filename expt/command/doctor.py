@@ -171,13 +171,7 @@ def _room(what: str, folder: Path, enough: int, fix: str) -> Finding:
 
 def _gpus() -> Iterator[Finding]:
     import torch
-    import torch.distributed as dist
 
-    backends = [
-        name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
-    ]
-    fix = "install another build of torch: this one has no gloo"
-    yield _pass_or_fail("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
     if not (seen := gpus.visible().gpus):
         yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
         return

@@ -37,7 +37,7 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
     assert "too few to reach" not in done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     found = lines(done.stdout)
-    needed = as_typed("python torch torchvision CPU /dev/shm disk backends workers")
+    needed = as_typed("python torch torchvision CPU /dev/shm disk workers")
     assert [found[what][0] for what in needed] == ["pass"] * len(needed)
     assert found["datasets"][0] == "note"
     assert "times as long" in found["threads"][1]
