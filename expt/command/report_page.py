@@ -6,7 +6,6 @@ import collections
 import io
 import math
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from expt.config.keys import flat
 from expt.errors import ConfigError, counted, first_line, listed, require
 from expt.features import Features, Numbers
 from expt.late import np
-from expt.runs import provenance
 from expt.runs.found import FoundRun, without_copies
 from expt.runs.view import curves, page, verdict
 from expt.runs.view.leaderboard import leaderboard
@@ -89,12 +87,6 @@ def _of_best(row: Row) -> dict[str, list[str]]:
     from expt.dashboards.events import pictures_of_evaluations  # late: few have pictures
 
     shown = page.pictures(pictures_of_evaluations(row.first.paths))
-    if not shown and not row.first.paths.evaluations.exists():
-        evaluate = f"{provenance.program()} evaluate {shlex.quote(shown_path(row.first.folder))}"
-        shown = [
-            *page.paragraph("An evaluation adds its pictures, where it draws some:"),
-            page.command(evaluate),
-        ]
     return {
         "The best": [
             *page.paragraph(row.name, "To train it again:"),
