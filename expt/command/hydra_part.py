@@ -162,7 +162,7 @@ def refuse_unused(composed: DictConfig, typed: Sequence[str], *, sweep: bool) ->
 def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: bool) -> None:
     """Raise ConfigError where a chosen file names another launcher or sweeper than is used.
 
-    Warn of its other keys of Hydra's that have no effect.
+    Warn of its axes where the command is one run.
     """
     choices, axes = composed.hydra.runtime.choices, dict[Path, str]()
     for path, word in _words_in_files(folders, choices):
@@ -172,12 +172,8 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
                 f"{path}: {word} is not heeded in a file, {key}={choices.get(key)} is; leave it"
                 f" out, and type {word}"
             )
-        if sweep and key == "hydra.run.dir":
-            warn(f"{path}: {word} is for one run; a sweep has hydra.sweep.dir")
-        elif not sweep and key.startswith("hydra.sweeper.params."):
+        if not sweep and key.startswith("hydra.sweeper.params."):
             axes.setdefault(path, word)
-        elif not key.startswith((*USED, "hydra.searchpath")) and not needs_hydra(composed):
-            warn(f"{path}: {word} has no effect on expt's own runs")
     for path, word in axes.items():
         warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
 

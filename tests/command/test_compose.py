@@ -388,7 +388,6 @@ CHOICES = {
     "near": "epochs: 1\n",
     "folder": "hydra: {sweep: {dir: mine}}\n",
     "run": "hydra: {run: {dir: mine}, job: {env_set: {A: b}}}\n",
-    "job": "hydra: {job: {name: mine}}\n",
     "moves": "hydra: {job: {chdir: true}}\n",
 }
 
@@ -400,8 +399,7 @@ CHOICES = {
         ("-m experiment=far,near", 2, "and type hydra/launcher=submitit_local"),
         ("-m experiment=near,folder", 2, "different values of hydra.sweep,"),
         ("-m experiment=near,moves", 2, "hydra.job.chdir=true"),
-        ("-m experiment=run", 0, "hydra.run.dir=mine is for one run"),
-        ("-m experiment=near,job", 0, "hydra.job.name=mine has no effect"),
+        ("-m experiment=run", 0, ""),
         ("-m experiment=folder", 0, ""),
         ("experiment=far", 0, ""),
     ],
