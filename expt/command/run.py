@@ -153,18 +153,15 @@ def removed_if_refused(paths: RunPaths) -> Iterator[None]:
     try:
         yield
     except (ConfigError, Interrupted, OSError):
-        if not is_there and {*paths.found()} <= {paths.hydra, paths.code}:
-            _remove_begun(paths)
+        if not is_there:
+            remove_unused(paths)
         raise
 
 
 def remove_unused(paths: RunPaths) -> None:
-    """Remove the folder of a run that did not begin, unless it holds something."""
-    if paths.folder.is_dir() and {*paths.folder.iterdir()} <= {paths.hydra, paths.lock, paths.code}:
-        _remove_begun(paths)
-
-
-def _remove_begun(paths: RunPaths) -> None:
+    """Remove the files of a run that did not begin, and its folder if that is empty then."""
+    if not {*paths.found()} <= {paths.hydra, paths.code}:
+        return
     with contextlib.suppress(OSError):  # there is none, or a disk that is read-only now
         if not is_held(paths):
             shutil.rmtree(paths.hydra, ignore_errors=True)
