@@ -21,12 +21,11 @@ from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 
 from expt.command import hydra_part, mistakes
-from expt.command.conf_files import refuse_misread, written_in
+from expt.command.conf_files import refuse_misread
 from expt.command.grammar import lock, parse, parse_one, with_classes_added
 from expt.config import conf_dir, secrets
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.constraints import quoted
-from expt.config.explained import Origin
 from expt.config.keys import may_be_text, varying
 from expt.config.parse import Settings, with_value
 from expt.runs.overrides import run_name
@@ -55,11 +54,9 @@ class Composer:
     those that do anything else, such as adding or deleting a key, are part of the choice.
     """
 
-    def __init__(
-        self, own: Sequence[Path] = (), hydra_words: Sequence[str] = (), typed: Sequence[str] = ()
-    ) -> None:
-        """Take folders of custom YAML, and the words of the command: about Hydra itself, others."""
-        self.own, self._typed = own, typed
+    def __init__(self, own: Sequence[Path] = (), hydra_words: Sequence[str] = ()) -> None:
+        """Take folders of custom YAML, and the words of the command about Hydra itself."""
+        self.own = own
         self._folders = [*own, conf_dir()]
         is_place = ("hydra.run.", "hydra.sweep.")
         self._places = [word for word in hydra_words if word.startswith(is_place)]
@@ -101,18 +98,14 @@ class Composer:
         Raises ConfigError where it has none.
         """
         with lock, self.explained(words):
-            base, own = self._updated(words)
+            _, own = self._updated(words)
             if not re.search(r"\$\{|\?\?\?", repr(own)):  # as it is written
                 node = {**own, "secrets": {}}
-                settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-            else:
-                composed = self.compose(words)
-                if folder is not None:  # `${hydra:...}` may ask for it
-                    hydra_part.place(composed, folder, number)
-                settings = settings_of(composed, sweep=sweep)
-            files = functools.partial(written_in, self.own, base.choices, self._typed)
-            settings.origin = settings.origin._replace(yaml=files)
-            return settings
+                return Settings(fill_auto_of_a_sweep(node) if sweep else node)
+            composed = self.compose(words)
+            if folder is not None:  # `${hydra:...}` may ask for it
+                hydra_part.place(composed, folder, number)
+            return settings_of(composed, sweep=sweep)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group; nothing for a key that is none."""
@@ -228,14 +221,7 @@ def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
     if "hydra" not in composed:
         return _resolved(composed, sweep=sweep)
     with hydra_part.resolving(composed):
-        settings, hydra = _resolved(composed, sweep=sweep), composed.hydra
-        places = [str(each) for each in hydra.searchpath or ()]
-        files = [each.removeprefix("file://") for each in places if each.startswith("file://")]
-        folders = [Path(os.path.relpath(file)) for file in files]
-        words = hydra_part.typed_in(hydra)
-        of_files = functools.partial(written_in, folders, dict(hydra.runtime.choices), words)
-        settings.origin = settings.origin._replace(yaml=of_files)
-        return settings
+        return _resolved(composed, sweep=sweep)
 
 
 def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
@@ -256,7 +242,7 @@ def _resolved(composed: DictConfig, *, sweep: bool) -> Settings:
     if texts and (following := _following(composed, texts)):
         node["following"] = following
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-    settings.origin = Origin(texts)
+    settings.texts = texts
     return settings
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from expt.config import conf_dir, read_yaml
-from expt.config.keys import flat
 from expt.errors import ConfigError
 from expt.runs.overrides import key_of
 
@@ -165,28 +164,3 @@ def chosen_files(
             if file.path.is_relative_to(folder):
                 of = package or file.package or group.replace("/", ".")
                 yield re.sub(r"^_global_\.?", "", of), file
-
-
-def written_in(
-    folders: Iterable[str | Path], chosen: Mapping[str, str | None], words: Iterable[str], key: str
-) -> tuple[str, str] | None:
-    """Return the chosen file in `folders` that sets a key, and the key as it stands there.
-
-    None where one of the `words` sets it, or no such file does.
-    """
-    if any(_sets(word, key) for word in words):
-        return None
-    found = None
-    for package, file in chosen_files(folders, chosen):
-        own, below = flat(file.content), f"{package}." if package else ""
-        if f"hydra.sweeper.params.{key}" in own:  # an axis, which goes before all values
-            return str(file.path), key
-        if re.split(r"\.\d+\b", key)[0] in {f"{below}{each}" for each in own}:
-            found = str(file.path), key.rpartition(".")[2]  # of the last file, as in Hydra
-    return found
-
-
-def _sets(word: str, key: str) -> bool:
-    """Return whether a word sets a key, one below it, or a mapping above it."""
-    own = f"{key_of(word)}."
-    return own.startswith(f"{key}.") or (f"{key}.".startswith(own) and "={" in word)

@@ -75,7 +75,7 @@ class _Asked:
         self.words = [word for word in words if word not in self.of_hydra]
         self.fixed, self.axes = list[str](), list[Override]()
         """The words of one run, which has the first of a group's choices; those with several."""
-        self.composer = Composer(own, self.of_hydra, self.words)
+        self.composer = Composer(own, self.of_hydra)
         for override in grammar.parse(self.words):
             if not override.is_sweep_override():
                 self.fixed.append(str(override.input_line))

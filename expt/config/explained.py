@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt import registry
@@ -27,35 +28,8 @@ _SHOULD_BE = "input should be "
 """The beginning of pydantic's words for a value of another type, or out of range."""
 _MISSING = ("missing", "missing_argument")
 """pydantic's rules of a key that is not there."""
-_NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
+_NULLS = ("none", "null", "~", "")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-class Origin(NamedTuple):
-    """The places that settings came from."""
-
-    texts: Mapping[str, str] = {}
-    """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
-    yaml: Callable[[str], tuple[str, str] | None] | None = None
-    """Return the custom file that sets a key, and the key as it stands there; None if none does."""
-
-    def fix(self, key: str, value: str) -> str:
-        """Return how a value is written where the key stands."""
-        if self.yaml and (place := self.yaml(key)):
-            return f"write {place[1]}: {value} in {place[0]}"
-        return f"write '{key}=\"{value}\"'" if "${" in value else f"write {key}={value}"
-
-    def several(self, key: str, values: str) -> str:
-        """Return how several values of a key are written."""
-        if not (self.yaml and (place := self.yaml(key))):
-            return f"for a run of each write -m {key}={values}"
-        if place[1] == key:
-            return f"for a run of each write {key}: {values} in {place[0]}"
-        params = f"{key}: {values} below hydra.sweeper.params in {place[0]}"
-        return f"for a run of each type -m {key}={values}, or write {params}"
-
-
-TYPED = Origin()
 
 
 class _Line(NamedTuple):
@@ -73,11 +47,16 @@ class _Line(NamedTuple):
 
 
 def explain(
-    error: ValidationError, node: Mapping[str, Any], root: Any = RunConfig, origin: Origin = TYPED
+    error: ValidationError,
+    node: Mapping[str, Any],
+    root: Any = RunConfig,
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name."""
+    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name.
+
+    `texts` are the interpolations that gave values, such as `${oc.env:LR}`, by key.
+    """
     found: dict[str, list[_Line]] = {}
-    unknown = list[list[str]]()
     for problem in error.errors():
         path = _key_path(problem["loc"], node)
         if path[-1] == "kwargs":  # of a class without _target_, which is reported too
@@ -85,14 +64,7 @@ def explain(
         lines = found.setdefault(".".join(path), [])
         line = _in_words(problem, path, node, root)
         lines.insert(0 if line.rule == "value_error" else len(lines), line)
-        if line.rule == "unexpected_keyword_argument":
-            unknown.append(path)
-    for path in unknown:
-        for near in _near(path, node, root):
-            right = ".".join([*path[:-1], near])
-            if all(line.rule in _MISSING for line in found.get(right, ())):
-                found.pop(right, None)  # is missing under its right name
-    return [_joined(key, lines) + _fix(key, lines, origin) for key, lines in found.items()]
+    return [_joined(key, lines) + _fix(key, lines, texts.get(key)) for key, lines in found.items()]
 
 
 def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> _Line:
@@ -127,8 +99,9 @@ def _of_unknown_key(
     path: list[str], value: Any, shown: str, node: Mapping[str, Any], root: Any
 ) -> str:
     key = ".".join(path)
-    if whole := _as_nested(path, value, node):
-        return f"{key}={shown}: a key of YAML is one name; write {whole}"
+    above, _, last = path[-1].rpartition(".")
+    if above:
+        return f"{key}={shown}: a key of YAML is one name; write {last} below {above}"
     near = "".join(f" Did you mean '{each}'?" for each in _near(path, node, root))
     if len(path) > 1 or not isinstance(value, Mapping):
         return f"{key}={shown}: there is no such key.{near}"
@@ -166,27 +139,6 @@ def _of_choice(path: list[str], value: Any) -> str:
     return f"{key}.name={chosen}: not one of {', '.join(names)}.{near}"
 
 
-def _as_nested(path: list[str], value: Any, node: Mapping[str, Any]) -> str:
-    """Return how a dotted key, or an element of a list, is written in YAML; "" for other keys."""
-    *above, last = path
-    names = re.sub(r"\[\s*(\d+)\s*\]", r".\1", last).split(".")
-    if len(names) == 1 or not all(re.fullmatch(r"\w+", name) for name in names):
-        return ""
-    known: Any = keys.value_at(node, above)
-    for at, name in enumerate(names):
-        if isinstance(known, list) and name.isdecimal() and int(name) < len(known):
-            return _nested(names[:at], [*known[: int(name)], value, *known[int(name) + 1 :]])
-        known = known.get(name) if isinstance(known, Mapping) else None
-    return _nested(names, value)
-
-
-def _nested(names: Sequence[str], value: Any) -> str:
-    text = typed(value)
-    for name in reversed(names[1:]):
-        text = f"{{{name}: {text}}}"
-    return f"{names[0]}: {text}"
-
-
 def _pydantic_s(problem: ErrorDetails) -> str:
     text = problem["msg"].removeprefix("Value error, ")
     for theirs, ours in _INSTEAD.items():
@@ -204,39 +156,32 @@ def _joined(key: str, lines: Sequence[_Line]) -> str:
     return f"{text}, or auto" if key in auto.KEYS else text
 
 
-def _fix(key: str, lines: Sequence[_Line], origin: Origin) -> str:
-    """Return where a value of another type came from, and how it is written."""
-    value, text = lines[0].value, origin.texts.get(key)
+def _fix(key: str, lines: Sequence[_Line], text: str | None) -> str:
+    """Return the interpolation that a value of another type came from, and how it is written."""
+    value = lines[0].value
     if not lines[0].wanted:
         return ""
-    came = "" if text is None else f"; it came from {text}"
-    why = f"; {value!r} is a text" if isinstance(value, str) else ""
+    wanted = {line.rule.partition("_")[0] for line in lines}
+    written = _as_wanted(key, value, wanted)
     if text is not None:
+        came = f"; it came from {text}"
         is_resolved = re.search(r"\$\{[\w.]+:", text) and "oc.decode:" not in text
         if not is_resolved or not isinstance(value, str):
             return came
-        why = f"{came}, and {'variables are texts' if 'oc.env:' in text else 'is a text'}"
-    wanted = {line.rule.partition("_")[0] for line in lines}
-    if found := _several(value, wanted, of_lists=any(line.of_element for line in lines)):
-        return f"{why or '; a list is one value'}; {origin.several(key, ','.join(found))}"
+        if written is None and value[:1] not in ("[", "{"):
+            return came  # as a number, it would be as wrong
+        also = f", with {written} in place of {value}" if written not in (None, value) else ""
+        return f"{came}, and is a text; write '{key}=\"${{oc.decode:{text}}}\"'{also}"
     if isinstance(value, list):
-        right = [each if (other := _meant(each, wanted)) is None else other for each in value]
-        return f"; {origin.fix(key, typed(right))}" if right != value else ""
-    if isinstance(value, str) and (name := re.fullmatch(r"\$\{?(\w+)\}?", value)):
-        variable = f"${{oc.decode:${{oc.env:{name[1]}}}}}"
-        return f"; {origin.fix(key, variable)} for that variable"
-    written = _as_wanted(key, value, wanted)
-    if text is None:
-        return "" if written is None else f"{why}; {origin.fix(key, written)}"
-    around = text
-    for _ in range(text.count("${")):  # from the innermost
-        around = re.sub(r"\$\{[^{}]*\}", "", around)
-    if not re.fullmatch(r"[\w.+-]*", around):
-        return came  # a resolver takes no such text
-    if written is None and value[:1] not in ("[", "{"):
-        return came  # as a number, it would be as wrong
-    also = f", with {written} in place of {value}" if written not in (None, "null", value) else ""
-    return f"{why}; {origin.fix(key, f'${{oc.decode:{text}}}')}{also}"
+        if "tuple" in wanted or any(line.of_element for line in lines):
+            return ""
+        may_be_texts = not wanted <= {"bool", "int", "float"}
+        are_meant = (each is None or _meant(each, wanted) is not None for each in value)
+        values = ",".join(map(typed, value))
+        fix = f"; a list is one value; for a run of each write -m {key}={values}"
+        return fix if may_be_texts or all(are_meant) else ""
+    why = f"; {value!r} is a text" if isinstance(value, str) else ""
+    return "" if written is None else f"{why}; write {key}={written}"
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
@@ -266,8 +211,6 @@ def _meant(value: Any, wanted: Set[str]) -> float | bool | None:
     if "int" not in wanted and "float" not in wanted:
         return None
     try:
-        if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
-            return int(value, 0)
         number = float(value) if isinstance(value, str | float | int) else math.nan
     except ValueError:
         return None
@@ -278,35 +221,7 @@ def _meant(value: Any, wanted: Set[str]) -> float | bool | None:
 
 def _as_wanted(key: str, value: Any, wanted: Set[str]) -> str | None:
     """Return `_meant` as it is typed, or null where the key takes that; None for neither."""
-    if value in _NULLS and takes_null(key):
+    if str(value).lower() in _NULLS and takes_null(key):
         return "null"
     found = _meant(value, wanted)
     return None if found is None else typed(found)
-
-
-def _several(value: Any, wanted: Set[str], *, of_lists: bool) -> list[str]:
-    """Return the values, each for a run of its own, that a list or a text with commas holds.
-
-    They are typed as lists if the key takes a list, and this is one `of_lists`.
-    """
-    if "tuple" in wanted or not isinstance(value, str | list):
-        return []
-    if isinstance(value, str):
-        every = [_meant(each.strip(), wanted) for each in value.strip("[]").split(",")]
-        are_right = len(every) > 1 and None not in every
-    elif of_lists:
-        every = value
-        are_right = all(isinstance(each, list) for each in value)
-    else:
-        every = _elements(value)
-        may_be_texts = not wanted <= {"bool", "int", "float"}
-        are_meant = (each is None or _meant(each, wanted) is not None for each in every)
-        are_right = may_be_texts or all(are_meant)
-    return [*map(typed, every)] if are_right else []
-
-
-def _elements(value: Any) -> list[Any]:
-    """Return the elements of a list, and of the lists in it."""
-    if not isinstance(value, list):
-        return [value]
-    return [each for below in value for each in _elements(below)]

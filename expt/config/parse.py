@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from expt.config import conf_dir, keys, read_yaml, rules, secrets
 from expt.config.auto import fill_auto
 from expt.config.constraints import Target, in_a_shell, names_of, typed
-from expt.config.explained import TYPED, Origin, explain
+from expt.config.explained import explain
 from expt.config.groups import GROUPS, OWN
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
@@ -29,7 +29,8 @@ from expt.machine import Machine
 class Settings(dict[str, Any]):
     """Settings as plain containers, without Hydra's own part."""
 
-    origin: Origin = TYPED
+    texts: Mapping[str, str] = MappingProxyType({})
+    """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
 
 
 def parse(
@@ -49,8 +50,8 @@ def parse(
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
         config = _adapter().validate_json(_as_json(node))
     except ValidationError as error:
-        origin = getattr(settings, "origin", TYPED)
-        raise ConfigError(explain(error, node, origin=origin)) from None
+        texts = getattr(settings, "texts", Settings.texts)
+        raise ConfigError(explain(error, node, texts=texts)) from None
     if machine and problems_of and (problems := problems_of(config, machine)):
         raise ConfigError(problems)
     return config
@@ -89,7 +90,7 @@ def wrong_values(
         for value in several:
             try:
                 node = Settings(with_value(composed, key.split("."), value, merge=True))
-                node.origin = getattr(composed, "origin", TYPED)
+                node.texts = getattr(composed, "texts", Settings.texts)
                 parse(node, machine, problems_of=None)
             except ConfigError as error:
                 begins = (f"{key}=", f"{key}.", f"{of_list}=")

@@ -345,31 +345,6 @@ def test_a_key_of_an_element_may_be_missing_in_it() -> None:
         composer().compose([*words, "~optimizer.groups.1.match"])
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "word"),
-    [
-        ("mine/x", "# @package optimizer\nlr: '0.1'\n", "+mine=x"),
-        ("mine/x", "\n#@package _global_.optimizer\n# mine\nlr: '0.1'\n", "+mine=x"),
-        ("mine/x", "# @package _global_\noptimizer: {lr: '0.1'}\n", "+mine=x"),
-        ("mine/x", "lr: '0.1'\n", "+mine@optimizer=x"),
-        (
-            "optimizer/x",
-            "# mine\n# @package model\ndefaults: [adam]\nlr: '0.1'\n",
-            "optimizer=x",
-        ),
-    ],
-)
-def test_a_wrong_value_is_said_to_be_of_its_file(
-    file: str, text: str, word: str, tmp_path: Path, monkeypatch: Patch, typed: Typed
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = Path("conf", f"{file}.yaml")
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    done = typed("--config-dir", "conf", word, "hydra.run.dir=r")
-    assert (done.returncode, f"{path}" in done.stderr) == (2, True), done.stderr
-
-
 def test_an_element_is_set_next_to_a_number_that_is_a_key() -> None:
     words = ["+recipe={a: 1}", "++model.hidden.0=16", "+recipe.5=2"]
     found = composer().settings(words, sweep=False)

@@ -17,15 +17,12 @@ WRITTEN = {
     "epochs=1e1": "write epochs=10",
     'gpus="0"': "write gpus=0",
     "optimizer.lr=[0.1,0.2]": "write -m optimizer.lr=0.1,0.2",
-    "model.hidden=['64',32]": "write model.hidden=[64,32]",
     "model.hidden=[-1]": None,
     "model.hidden=[64,x]": None,
     "optimizer.lr=1/10": None,
-    "epochs=0x10": "write epochs=16",
     "max_steps=None": "'None' is a text; write max_steps=null",
     "max_steps='null'": "write max_steps=null",
     "epochs=none": None,
-    "epochs=$N": "write 'epochs=\"${oc.decode:${oc.env:N}}\"'",
     'epochs="${oc.decode:${oc.env:N,two}}"': "it came from ${oc.decode:${oc.env:N,two}}",
     "epochs=1.5": None,
     "epochs=[a,b]": None,
@@ -35,12 +32,7 @@ WRITTEN = {
     "optimizer.lr=${seed}": "it came from ${seed}",
     "optimizer.lr=1e-${oc.env:ONE}": "write 'optimizer.lr=\"${oc.decode:1e-${oc.env:ONE}}\"'",
     "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
-    "optimizer.lr=[[0.1,0.2],0.3]": "write -m optimizer.lr=0.1,0.2,0.3",
-    "model.hidden=[[32],[64,8]]": "write -m model.hidden=[32],[64,8]",
     "model.hidden=32": None,
-    "optimizer.lr=${oc.env:SEVERAL}": "write -m optimizer.lr=0.1,0.2",
-    "optimizer.lr='${oc.env:LR},${oc.env:ONE}'": "write -m optimizer.lr=0.01,1",
-    "optimizer.lr=${oc.env:LISTED}": "write -m optimizer.lr=0.1,0.2",
     "model.hidden=${oc.env:LISTED}": "write 'model.hidden=\"${oc.decode:${oc.env:LISTED}}\"'",
     "epochs=${oc.env:SEVERAL}": "it came from ${oc.env:SEVERAL}",
     "epochs=${oc.env:EMPTY}": "it came from ${oc.env:EMPTY}",
@@ -92,9 +84,6 @@ def test_a_misspelt_key_hides_no_problem_of_the_one_it_stands_for(configured: Co
         "optimizer.momentum=2",
         "optimizer.momentun=0.9",
     ]
-    with pytest.raises(ConfigError) as raised:
-        configured("early_stop={metrik: loss/val, patience: 3}")
-    assert len(raised.value.problems) == 1, "it is missing under its right name"
 
 
 @pytest.mark.parametrize(

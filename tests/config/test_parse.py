@@ -125,6 +125,7 @@ MISTAKES: dict[str, tuple[int | str, ...]] = {
     "a value for a list of groups": (0, "optimizer.groups=head",
         "optimizer.groups=head: input should be a list, e.g. 'optimizer.groups=[{match: ...}]'"),
     "unknown key of a group in a list": (0, "optimizer.groups=[{match:head},{mach:head}]",
+        "optimizer.groups.1.match: has no value",
         "optimizer.groups.1.mach=head: there is no such key. Did you mean 'match'?"),
     "no regular expression": (0, "optimizer.groups=[{match:'*.bias'}]",
         "optimizer.groups.0.match=*.bias: is not a regular expression: "),
