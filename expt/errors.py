@@ -159,18 +159,6 @@ INTERRUPTED_UNWRITTEN = "interrupted; nothing was written: type the command agai
 INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
-def too_long(error: OSError, words: Sequence[str]) -> ConfigError:
-    """Return the error for a path that is too long, with the word that gives it."""
-    where = str(error.filename)
-    found = {"": where}  # by the part of a word that is a path
-    for before, word in itertools.pairwise(["", *words]):
-        _, equals, value = word.rpartition("=")
-        if value and value in where:
-            is_of_option = before.startswith("--") and not equals
-            found[value] = f"{before} {word}" if is_of_option else word
-    return ConfigError(f"{found[max(found, key=len)]}: {error.strerror}; shorten it")
-
-
 def refuse_undecoded(texts: Iterable[str]) -> None:
     """Raise ConfigError for one that is not UTF-8: neither YAML nor a record could hold it."""
     for text in texts:

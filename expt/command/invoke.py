@@ -23,7 +23,6 @@ from expt.errors import (
     ExptError,
     Interrupted,
     RunFailed,
-    too_long,
     warn,
 )
 from expt.launch.launcher import launcher, refuse_in_torchrun
@@ -232,7 +231,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
     if error.errno == errno.ENAMETOOLONG:
-        return too_long(error, options.settings)
+        return ConfigError(f"{where}: {why}; shorten it")
     if not this.from_python and (reason := terminal.unwritten()):
         return RunFailed(f"{reason}; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):

@@ -21,7 +21,6 @@ from expt.errors import (
     did_you_mean,
     printable,
     refuse_undecoded,
-    too_long,
     warned_once,
 )
 from expt.launch import forkserver
@@ -80,7 +79,7 @@ def _explained(error: ExptError | KeyboardInterrupt | OSError, words: Sequence[s
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(AGAIN)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # a word, then
-        error = too_long(error, words)
+        error = ConfigError(f"{error.filename}: {error.strerror}; shorten it")
     if isinstance(error, ExptError):
         if isinstance(error, ConfigError):
             error.args = (f"{error}{_place_of(str(error), words)}",)

@@ -156,7 +156,6 @@ def test_a_mistake_is_one_line_and_no_file(words: str, tmp_path: Path, typed: Ty
     assert (done.returncode, done.stdout) == (2, "")
     assert (done.stderr.count("\n"), done.stderr[:7]) == (1, "error: ")
     assert REFUSED[words] in done.stderr
-    assert words.split()[-1] in done.stderr or len(words) < 300 or REFUSED[words]
     assert done.stderr.rstrip().endswith(REFUSED[words]) or "Did" not in REFUSED[words]
     assert "gamma" not in done.stderr
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
