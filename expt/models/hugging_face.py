@@ -284,22 +284,15 @@ def _refuse_length(
 ) -> None:
     """Raise ConfigError where the longest text, as the `example`, has more tokens than it takes."""
     limit, longest = getattr(own, "max_position_embeddings", None), example["input_ids"].shape[1]
-    if not limit or longest <= limit - _FEW:
+    if not limit or longest <= limit - _FEW:  # of its positions RoBERTa takes two fewer
         return
-
-    def takes(size: int) -> bool:
-        with contextlib.suppress(IndexError, RuntimeError):  # rotary positions have no end
-            module({name: one[:, -size:] for name, one in example.items()})
-            return True
-        return False
-
-    if not takes(longest):  # of its positions RoBERTa takes two fewer
-        for most in range(min(limit, longest), limit - _FEW, -1):
-            if takes(most):
-                raise ConfigError(
-                    f"model.path={config.path}: takes up to {most:,} tokens, and the longest text"
-                    f" has {longest:,}; use dataset.max_tokens={most} or less"
-                )
+    try:
+        module(example)  # rotary positions have no end
+    except (IndexError, RuntimeError) as error:
+        raise ConfigError(
+            f"model.path={config.path}: has {limit:,} positions, too few for the longest"
+            f" text of {longest:,} tokens; use a smaller dataset.max_tokens"
+        ) from error
 
 
 @contextlib.contextmanager
