@@ -225,17 +225,6 @@ def _number(name: str, value: Any) -> float:
     raise ConfigError(f"task.metrics.{name}: gives {described(value)}, not one number; {fix}")
 
 
-def _fix(name: str, predictions: Any) -> str:
-    """Return the fix for a metric of two classes that gets a score for each."""
-    import torchmetrics.classification as classes
-
-    several, shape = name.replace("Binary", "Multiclass"), list(getattr(predictions, "shape", ()))
-    if several == name or len(shape) < 2 or not hasattr(classes, several):
-        return ""
-    target = f"{{_target_: torchmetrics.classification.{several}, num_classes: {shape[1]}}}"
-    return f"; each class has a score: take {target}"
-
-
 @contextlib.contextmanager
 def _explained(
     name: str, metric: Metric | None = None, given: tuple[Any, Any] = (None, None)
@@ -250,7 +239,6 @@ def _explained(
         if metric is not None:
             predictions, targets = map(described, given)
             said = f"{kind} of predictions {predictions} and targets {targets}: {said}"
-            said += _fix(kind, given[0])
         raise ConfigError(f"task.metrics.{name}: {said}") from error
     except ConfigError as error:
         raise ConfigError([f"task.metrics.{name}: {one}" for one in error.problems]) from error
