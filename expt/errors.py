@@ -177,10 +177,9 @@ def require(whose: str, *packages: str, extra: str) -> None:
         raise ConfigError(f"{whose}: needs {', '.join(missing)}; pip install 'expt[{extra}]'")
 
 
-def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
-    """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
-    *others, last = [f"'{each}'" for each in nearest(name, choices, most=most)] or [""]
-    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?`, or an empty string."""
+    return "".join(f" Did you mean '{each}'?" for each in nearest(name, choices))
 
 
 def absent(path: Path, thing: str = "file or folder", fix: str = "") -> str:
@@ -197,11 +196,11 @@ def absent(path: Path, thing: str = "file or folder", fix: str = "") -> str:
     return f"{problem}{'; ' if fix else ''}{fix}{near}"
 
 
-def nearest(name: str, choices: Iterable[str], *, most: int = 1) -> list[str]:
-    """Return up to `most` names that are spelt like this one, the nearest first."""
+def nearest(name: str, choices: Iterable[str]) -> list[str]:
+    """Return the name that is spelt the most like this one, if any is."""
     known = sorted(set(choices))
     near = [each for each in known if each.lower() == name.lower()][:1]
-    return near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
+    return near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
 
 
 def counted(number: int, thing: str) -> str:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-FEW = 8
-"""Values that are all listed; of more only the nearest is named."""
 _INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an object": "a mapping"}
 """YAML's words for pydantic's."""
 _SHOULD_BE = "input should be "
@@ -83,11 +81,6 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     if rule == "dataclass_type":
         text = f"{key}={shown}: has keys of its own, e.g. {keys.example_of(path)}"
         return _Line(text, rule, value)
-    if rule == "literal_error":
-        names = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        if len(names) > FEW:
-            hint = did_you_mean(str(value), names)
-            return _Line(f"{key}={value}: not one of {', '.join(names)}.{hint}", rule, value)
     text = _pydantic_s(problem)
     if rule in ("dict_type", "tuple_type", *_MISSING):
         text += f", e.g. {keys.example_of(path)}"

@@ -22,7 +22,6 @@ from expt.machine import impatient
 from expt.models.partial_load import load_some, what_fits
 
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
-_NEAREST = 3  # names that a wrong one is answered with
 
 
 class _Shape(NamedTuple):
@@ -173,7 +172,7 @@ def _timm(config: NamedModel, shape: _Shape, fetches: bool) -> nn.Module:
 
 def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
     some = f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
-    hint = did_you_mean(config.arch, known, most=_NEAREST) or some
+    hint = did_you_mean(config.arch, known) or some
     return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{hint}")
 
 
