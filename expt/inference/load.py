@@ -143,9 +143,6 @@ def read_weights(file: Path, given: str) -> Any:
         raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # many classes: damaged, or with code in it
         what = "is damaged, or holds more than tensors"
-        with file.open("rb") as opened:
-            if (begun := opened.read(2))[:1] != b"\x80" and begun != b"PK":
-                what = "is neither of safetensors nor of torch.save"
         if found := re.search(r"GLOBAL (\S+)|TorchScript", str(error)):
             what = f"holds {found[1] or found[0]}, and not only tensors"
         why = f"{file} can't be read as weights ({type(error).__name__}: it {what})"
