@@ -7,14 +7,10 @@ counter, and adds up everyone's slots in the order of ranks, so that all get the
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's
 # annotations.
-import contextlib
-import errno
 import mmap
 import os
 import platform
-import sys
 import time
-from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +28,7 @@ SPINS = 20_000
 
 def is_supported() -> bool:
     """Return whether workers can share memory, and see stores in the order they were made (x86)."""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    return platform.machine() == "x86_64"
 
 
 class SharedMemory:
@@ -112,58 +108,47 @@ def average_bucket(
 
 def _map_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
-    mine, problem = _allocate(size) if rank == 0 else (None, "")
-    place = collectives.from_rank_0(_place_of(mine) or problem)
-    if not isinstance(place, _Place):
-        fix = "use ddp.shared_memory=false"
-        if os.strerror(errno.EFBIG) in place:  # this memory counts as a file
-            fix = f"raise the limit of a file's size (ulimit -f), or {fix}"
-        raise RunFailed(f"no memory of {size} bytes can be shared by the workers ({place}); {fix}")
-    mapped, refusal = _map_at(place, size)
+    mine, mapped, problem = None, None, ""
+    try:
+        mine = _allocate(size) if rank == 0 else None
+    except OSError as error:
+        problem = str(error)
+    place = collectives.from_rank_0(mine and (_path_of(mine), _identity(mine)))
+    try:
+        mapped = _map_at(*place, size) if place else None
+    except OSError as error:
+        problem = str(error)
     # rank 0 has it open until all have mapped it
-    problems = collectives.gather_across_workers(refusal)
-    if mine is not None:
-        mine.close()
-    if mapped is None or any(problems):
-        problem = next(filter(None, problems))
-        raise RunFailed(f"the workers cannot share memory ({problem}); use ddp.shared_memory=false")
+    problems = [each for each in collectives.gather_across_workers(problem) if each]
+    if mine:
+        os.close(mine)
+    if mapped is None or problems:
+        raise RunFailed(
+            f"the workers cannot share {size} bytes of memory ({problems[0]}); use"
+            " ddp.shared_memory=false"
+        )
     return mapped
 
 
-class _Place(NamedTuple):
-    """The place where other processes of this machine find the memory, and its layout."""
-
-    path: str
-    device: int
-    inode: int
-
-
-def _place_of(file: IO[bytes] | None) -> _Place | None:
-    if file is None:
-        return None
-    stat = os.fstat(file.fileno())
-    return _Place(f"/proc/{os.getpid()}/fd/{file.fileno()}", stat.st_dev, stat.st_ino)
+def _allocate(size: int) -> int:
+    """Return the descriptor of an unnamed file with space: writing without would kill."""
+    descriptor = os.memfd_create("expt")
+    os.posix_fallocate(descriptor, 0, size)
+    return descriptor
 
 
-def _map_at(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
-    """Return the memory, or why there is none: in containers the path may be another's."""
-    try:
-        with open(place.path, "r+b") as file:
-            stat = os.fstat(file.fileno())
-            if (stat.st_dev, stat.st_ino) != (place.device, place.inode):
-                return None, f"{place.path} is not that of rank 0"
-            return mmap.mmap(file.fileno(), size), None
-    except OSError as error:
-        return None, str(error)
+def _path_of(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def _allocate(size: int) -> tuple[IO[bytes] | None, str]:
-    """Return an unnamed file with space allocated, or why not: writing without would kill."""
-    try:
-        with contextlib.ExitStack() as closed:
-            file = closed.enter_context(os.fdopen(os.memfd_create("expt"), "r+b"))
-            os.posix_fallocate(file.fileno(), 0, size)
-            closed.pop_all()
-            return file, ""
-    except OSError as error:
-        return None, str(error)
+def _identity(descriptor: int) -> tuple[int, int]:
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino
+
+
+def _map_at(path: str, identity: tuple[int, int], size: int) -> mmap.mmap:
+    """Return the memory; raise OSError for another's, which a path may be in containers."""
+    with open(path, "r+b") as file:
+        if _identity(file.fileno()) != identity:
+            raise OSError(f"{path} is not that of rank 0")
+        return mmap.mmap(file.fileno(), size)
