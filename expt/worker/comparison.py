@@ -31,7 +31,7 @@ from expt.config import constraints, groups, secrets, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError, ExptError, RunFailed, listed
+from expt.errors import ConfigError, ExptError, RunFailed
 from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -404,28 +404,12 @@ class _Comparison:
         every = groups.optimizers(self._config.optimizer)
         if is_of_update and any(isinstance(one, groups.MuonRule) for one in every):
             return "Muon enlarges the rounding of bfloat16; use strategy=ddp, or adamw"
-        if unsaved := self._unsaved():
-            return (
-                f"the model's buffer {listed(unsaved)} changes in steps and is in no checkpoint, by"
-                " persistent=False; leave that out, or compute it anew in each forward pass"
-            )
         if is_of_update and self._is_loaded:
             return KEEP_STATE
         return (
             "some code takes a worker's part of a tensor for the whole, or keeps or changes another"
             " copy of it; use strategy=ddp"
         )
-
-    def _unsaved(self) -> list[str]:
-        """Return the buffers that no checkpoint has and that a loaded model has lost."""
-        if not self._is_loaded:
-            return []
-        saved = self._whole.module.state_dict().keys()
-        return [
-            name
-            for name, buffer, own in self._buffers()
-            if name not in saved and not torch.equal(buffer, own)
-        ]
 
     @property
     def _when(self) -> str:

@@ -92,7 +92,7 @@ COMMON = {
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a weight in a list": (model("Listed"), "gradient"),
     "a view in evaluations": (model("Viewed"), "output in an evaluation"),
-    "a lost buffer": (model("Lost"), "buffer count changes in steps and is in no checkpoint"),
+    "a lost buffer": (model("Lost"), "after it was saved and loaded"),
     "a write": (model("Clamped"), "gradient"),
     "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
     "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "Muon enlarges the rounding of bfloat16"),
