@@ -113,14 +113,15 @@ def _map_by_all(rank: int, size: int) -> mmap.mmap:
         mine = _allocate(size) if rank == 0 else None
     except OSError as error:
         problem = str(error)
-    place = collectives.from_rank_0(mine and (_path_of(mine), _identity(mine)))
+    known = None if mine is None else (_path_of(mine), _identity(mine))
+    place = collectives.from_rank_0(known)
     try:
         mapped = _map_at(*place, size) if place else None
     except OSError as error:
         problem = str(error)
     # rank 0 has it open until all have mapped it
     problems = [each for each in collectives.gather_across_workers(problem) if each]
-    if mine:
+    if mine is not None:
         os.close(mine)
     if mapped is None or problems:
         raise RunFailed(
