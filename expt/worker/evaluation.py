@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from expt import progress
 from expt.config import keys, own_code
@@ -16,7 +16,7 @@ from expt.config.identity import shown
 from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
+from expt.dashboards.pictures import Review, RunPictures, Seen, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import Batch, LoaderOptions, Progress, Shard
@@ -25,7 +25,7 @@ from expt.features import Classes, Features
 from expt.inference.ensemble import Ensemble, Member, Together
 from expt.inference.load import located, read, rebuilt
 from expt.inference.plan import shared
-from expt.runs import provenance, tags
+from expt.runs import provenance
 from expt.runs.request import Evaluation, RunRequest, Trained
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
@@ -50,8 +50,6 @@ ROUNDING_OF_LOSSES = 1e-5
 """How much small losses and errors may differ; shares of samples, as accuracy, by two samples."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
-Seen = tuple[Tensor, Sequence[Mistakes]]
-"""The confusions of classes, and the worst mistakes."""
 
 
 def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker) -> str:
@@ -78,8 +76,12 @@ def measure_weights(evaluation: Evaluation, request: RunRequest, worker: Worker)
     seen = review.gather() if review else None
     if worker.rank == 0:
         about = _about(evaluation, weights[0].progress, values, features, seen)
-        _write_events(values, about, Writer(request.paths.folder), pictures, seen)
-        metrics = tagged(values, split, worker.warn)
+        metrics, events = tagged(values, split, worker.warn), Writer(request.paths.folder)
+        known = {tag: value for tag, value in metrics.items() if not math.isnan(value)}
+        events.write(about["step"], known)
+        if pictures:
+            pictures.draw(seen, split, events, about["step"])
+        events.close()
         if evaluation.own_data and len(members) == 1 and not evaluation.flips:
             weights[0].warn_of_others(metrics, values.samples, config)
         update_result(
@@ -234,21 +236,6 @@ def _data(evaluation: Evaluation, way: int, config: RunConfig, worker: Worker) -
             own=evaluation.own_data,
             num_workers=build.num_readers(config),
         )
-
-
-def _write_events(
-    values: Averages,
-    at: EvaluationOf,
-    events: Writer,
-    pictures: RunPictures | None,
-    seen: Seen | None,
-) -> None:
-    """Write the event file next to the result."""
-    known = (pair for pair in values.values.items() if not math.isnan(pair[1]))
-    events.write(at["step"], {tags.metric(name, at["split"]): value for name, value in known})
-    if pictures:
-        pictures.draw(seen, at["split"], events, at["step"])
-    events.close()
 
 
 def _about(
