@@ -136,13 +136,13 @@ class FirstSteps:
     def _lost(self) -> list[str]:
         """Return the state that a checkpoint lacks; random numbers stay as they were."""
         device, known = next(self._learner.module.parameters()).device, self._known()
-        before, lost = random_state.state_dict(device), list[str]()
-        for where, watched in self._watched.items():
-            try:
-                lost += [f"{where}.{name}" for name in watched.lost(known)]
-            except Exception as error:
-                raise in_words(error, f"loading the state of {where}") from error
-        random_state.load_state_dict(before, device)
+        lost = list[str]()
+        with random_state.kept(device):
+            for where, watched in self._watched.items():
+                try:
+                    lost += [f"{where}.{name}" for name in watched.lost(known)]
+                except Exception as error:
+                    raise in_words(error, f"loading the state of {where}") from error
         return lost
 
     def _known(self) -> dict[int, object]:
