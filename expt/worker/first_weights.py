@@ -202,15 +202,12 @@ def _scale(mean: Any, std: Any) -> str:
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
-    head = checkpoint_file.read(source) if snapshot.worker.rank == 0 else {}
-    built = collectives.from_rank_0(head.get("built"))
-    if built is None:
-        fix = f"use weights={config.fork}"
-        raise ConfigError(f"fork={config.fork}: was written by an earlier version of expt; {fix}")
+    head = checkpoint_file.read(source) if snapshot.worker.rank == 0 else None
+    built = collectives.from_rank_0(head and head["built"])
     saved = snapshot.read(source, numbered=[*members(built["groups"])])
     snapshot.load_weights(saved)
     position.load_state_dict(saved["position"])
-    position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
+    position.begin_fork(saved["steps_per_epoch"])
     before, now = saved["config"], shown(config)
     same_optimizer = _kind(before["optimizer"]) == _kind(now["optimizer"])
     if not same_optimizer:

@@ -139,7 +139,7 @@ class History:
         self.last = dict(state["last"])
         self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
         self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
-        self.evaluations = state.get("evaluations", 0)
+        self.evaluations = state["evaluations"]
         self._earlier_s = state["elapsed_s"]
 
 
@@ -215,7 +215,7 @@ class EarlyStop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of `state_dict`; start counting again if the metric has changed."""
-        if self._settings and state["metric"] == self._settings.metric and "waited" in state:
+        if self._settings and state["metric"] == self._settings.metric:
             self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
             self._best_at = state["best_at"]
 

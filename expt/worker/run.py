@@ -211,14 +211,14 @@ class Run:
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
-        return [] if is_fork else saved.get("owed", [])
+        return [] if is_fork else saved["owed"]
 
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:
         """Load the numbers that the checkpoint of this run, not of another, has at its step."""
-        rates = saved["lr"]  # of an earlier version a single one
-        self.steps.rates = rates if isinstance(rates, dict) else {tags.LR: rates}
+        self.steps.rates = saved["lr"]
         self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
-        self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
+        if "early_stop" in saved:
+            self.early_stop.load_state_dict(saved["early_stop"])
         self.early_stop.is_time_up |= self.times.is_over(self.history.trained_s)
 
     def _train_on(self) -> None:
