@@ -46,9 +46,6 @@ def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, list[Callable[[], None]]]:
     """Return the model with the wanted batch norms, and the collectives that end their step."""
-    if config.batch_norm != "per_worker" and not batch_norm.has_batch_norm(module):
-        why = "has no effect, for the model has no batch norm"
-        worker.warn(f"batch_norm={config.batch_norm}: {why}")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
     if config.batch_norm == "groups":

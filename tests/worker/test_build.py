@@ -366,17 +366,6 @@ def test_outputs_of_a_softmax_are_warned_of_once(capsys: Capture) -> None:
     assert capsys.readouterr().err.count("softmax") == 1
 
 
-@pytest.mark.parametrize(("model", "how", "rank", "told"), [
-    ("mlp", "sync", 0, 1), ("mlp", "groups", 0, 1), ("mlp", "groups", 1, 0), ("mlp", "per_worker",
-        0, 0),
-    ("convnet", "groups", 0, 0),
-])  # fmt: skip
-def test_batch_norm_missing(model: str, how: str, rank: int, told: int, capsys: Capture) -> None:
-    made = config(f"model={model}", f"batch_norm={how}")
-    learner_of(made, rank=rank)
-    assert capsys.readouterr().err.count(f"warning: batch_norm={how}: ") == told
-
-
 @pytest.mark.parametrize(
     ("word", "expected"), [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)]
 )
