@@ -159,8 +159,8 @@ def keep_freed() -> None:
 
 
 def _mallopt(option: int, value: int) -> bool:
-    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return bool(libc.mallopt(option, value)) if hasattr(libc, "mallopt") else True
+    libc: Any = ctypes.CDLL(None)
+    return bool(libc.mallopt(option, value))
 
 
 def collectives_begun() -> int:
