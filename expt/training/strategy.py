@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from expt.data.indexing import local_slice
 from expt.data.loading import ROWS, Batch, PerSample, leaves, mapped
 from expt.errors import ConfigError, is_out_of_memory, listed, sized_by
-from expt.training import batch_norm, collectives, random_state, sharding
+from expt.training import collectives, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.parameter_groups import members
 from expt.training.patches import version
@@ -250,12 +250,9 @@ class Fitting(Strategy):
             if self.worker.device.type == "cuda":
                 torch.cuda.empty_cache()
         if self.at_a_time != before:
-            number = f"{self.at_a_time}"
-            if batch_norm.has_batch_norm(self.model):
-                number += ", over which its batch norms normalise"
             self.worker.warn(
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
-                f" samples at a time; from this step on {number}"
+                f" samples at a time; from this step on {self.at_a_time}"
             )
         if not self.allows_unused:
             refuse_unused(self.model, {p for p in trained if p.grad is None})
