@@ -9,7 +9,6 @@ counter, and adds up everyone's slots in the order of ranks, so that all get the
 # annotations.
 import mmap
 import os
-import platform
 import time
 
 import numpy as np
@@ -24,11 +23,6 @@ CHUNK = 256 * 1024
 LINE = 8
 """int64 counters in a cache line; each worker's has a line for itself."""
 SPINS = 20_000
-
-
-def is_supported() -> bool:
-    """Return whether workers can share memory, and see stores in the order they were made (x86)."""
-    return platform.machine() == "x86_64"
 
 
 class SharedMemory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from expt.config.schema import POWERSGD_BEGINS, RunConfig
 from expt.data import changes
 from expt.data.build import Data
 from expt.errors import ConfigError, first_line, listed
-from expt.training import batch_norm, collectives, patches, sharding, shared_memory
+from expt.training import batch_norm, collectives, patches, sharding
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
 from expt.training.parameter_groups import sparse_weights
@@ -275,7 +276,8 @@ def build_shared_memory(
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in trained)
     wanted = config.ddp.shared_memory and not config.ddp.comm_hook and not config.is_sharded
     wanted &= config.gradient_accumulation != "auto"
-    if not (wanted and one_machine and plain and shared_memory.is_supported()):
+    in_order = platform.machine() == "x86_64"  # workers see stores as they were made
+    if not (wanted and one_machine and plain and in_order):
         return None
     return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
 
