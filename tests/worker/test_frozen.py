@@ -70,17 +70,26 @@ def words(weights: str, *more: str) -> list[str]:
     return [*(word.replace("RUN", weights) for word in STUDENT), *more]
 
 
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with custom classes, and a teacher that is trained."""
+    folder = tmp_path_factory.mktemp("taught")
+    (folder / "own.py").write_text(OWN)
+    done = run("model.hidden=[5]", "max_steps=2", *SMALL, "hydra.run.dir=teacher", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.fixture
-def typed_run(tmp_path: Path) -> Typed:
+def typed_run(taught: Path, tmp_path: Path) -> Typed:
     """A command that trains in tmp_path; there are a teacher, and custom classes."""
-    (tmp_path / "own.py").write_text(OWN)
+    shutil.copytree(taught, tmp_path, dirs_exist_ok=True)
 
     def train(name: str, *words: str, **extra: str) -> RunFolder:
         done = run(*words, f"hydra.run.dir={name}", cwd=tmp_path, **extra)
         assert done.returncode == 0, done.stderr
         return RunFolder(tmp_path / name)
 
-    train("teacher", "model.hidden=[5]", "max_steps=2", *SMALL)
     return train
 
 
@@ -118,15 +127,6 @@ def test_another_teacher_makes_another_run(typed_run: Typed, tmp_path: Path) -> 
     assert (refused.returncode, "task.teacher.weights=teacher: " in refused.stderr) == (2, True)
 
 
-def test_a_warning_of_other_source_names_the_teacher(typed_run: Typed, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    (tmp_path / "teacher").rename(tmp_path / "first")
-    typed_run("teacher", "~model", "+model={_target_: net.Net}", "max_steps=1", *SMALL)
-    (tmp_path / "net.py").write_text(NET + "# changed")
-    done = run(*words("teacher"), "hydra.run.dir=student", cwd=tmp_path)
-    assert "task.teacher.weights=teacher: net.py: source code has changed" in done.stderr
-
-
 def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
     typed_run: Typed, tmp_path: Path
 ) -> None:
@@ -141,13 +141,15 @@ def test_a_run_is_resumed_with_its_teacher_wherever_that_lies(
     assert (refused.returncode, "frozen" in refused.stderr) == (2, True)
 
 
-def test_an_evaluation_does_not_read_a_teacher_that_only_training_calls(
+def test_a_teacher_s_source_may_change_and_an_evaluation_does_not_read_it(
     typed_run: Typed, tmp_path: Path
 ) -> None:
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "teacher").rename(tmp_path / "first")
     typed_run("teacher", "~model", "+model={_target_: net.Net}", "max_steps=1", *SMALL)
-    typed_run("student", *words("teacher"))
+    (tmp_path / "net.py").write_text(NET + "# changed")
+    done = run(*words("teacher"), "hydra.run.dir=student", cwd=tmp_path)
+    assert "task.teacher.weights=teacher: net.py: source code has changed" in done.stderr
     (tmp_path / "net.py").unlink()  # so that it is there, and can't be built
     measured = run("evaluate", "student", cwd=tmp_path)
     assert measured.returncode == 0, measured.stderr
@@ -179,26 +181,6 @@ def test_it_may_be_part_of_a_model_or_of_a_file(
     assert torch.equal(loaded(images), loaded.model.layer(own(images)))
 
 
-@pytest.mark.parametrize(
-    ("weights", "key"),
-    [("missing", "task.teacher.weights=missing"), ("broken", "task.teacher.weights=broken")],
-)
-def test_one_that_is_missing_or_damaged_is_refused(
-    weights: str, key: str, typed_run: Typed, tmp_path: Path
-) -> None:
-    shutil.copytree(tmp_path / "teacher", tmp_path / "broken")
-    for file in (tmp_path / "broken/checkpoints").iterdir():
-        content = bytearray(file.read_bytes())
-        content[-40] ^= 1
-        file.unlink()
-        file.write_bytes(bytes(content))
-    refused = run(*words(weights), "hydra.run.dir=student", cwd=tmp_path)
-    assert refused.returncode == 2, refused.stderr
-    assert key in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not (tmp_path / "student").exists()
-
-
 def test_gradients_reach_its_inputs_only(typed_run: Typed, tmp_path: Path) -> None:
     frozen = expt.Frozen(str(tmp_path / "teacher"))
     images = torch.rand(2, 1, 8, 8, requires_grad=True)
@@ -211,30 +193,34 @@ def test_gradients_reach_its_inputs_only(typed_run: Typed, tmp_path: Path) -> No
         expt.Frozen(str(tmp_path / "missing"))(images)
 
 
-def test_one_that_code_makes_is_refused(typed_run: Typed, tmp_path: Path) -> None:
-    """Its weights would be no part of the run's identity."""
-    task = "+task={_target_: own.Making, folder: teacher}"
-    refused = run("~task", task, *STUDENT[2:], "hydra.run.dir=student", cwd=tmp_path)
-    assert (refused.returncode, "weights=teacher" in refused.stderr) == (2, True)
-    assert not RunFolder(tmp_path / "student").paths.last.exists()
+DISTILLED = "own.Distilled, teacher: {_target_: expt.Frozen,"
+REFUSED = {
+    "missing": (f"{DISTILLED} weights: missing}}", "task.teacher.weights=missing"),
+    "damaged": (f"{DISTILLED} weights: broken}}", "task.teacher.weights=broken"),
+    "a name for a model": (f"{DISTILLED} weights: own.pt, model: net.Net}}", "model=net.Net"),
+    "weights without a model": (f"{DISTILLED} weights: own.pt}}", "task.teacher.weights=own.pt: "),
+    "a wrong key": (f"{DISTILLED} weigths: own.pt}}", "weigths"),
+    # its weights would be no part of the run's identity
+    "made by code": ("own.Making, folder: teacher", "weights=teacher"),
+}
 
 
-@pytest.mark.parametrize(
-    ("frozen", "key"),
-    [
-        ("{_target_: expt.Frozen, weights: own.pt, model: net.Net}", "model=net.Net"),
-        ("{_target_: expt.Frozen, weights: own.pt}", "task.teacher.weights=own.pt: "),
-        ("{_target_: expt.Frozen, weigths: own.pt}", "weigths"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    frozen: str, key: str, typed_run: Typed, tmp_path: Path
+@pytest.mark.parametrize(("task", "key"), REFUSED.values(), ids=REFUSED)
+def test_what_can_teach_nobody_is_refused(
+    task: str, key: str, typed_run: Typed, tmp_path: Path
 ) -> None:
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "own.pt")
-    task = f"+task={{_target_: own.Distilled, teacher: {frozen}}}"
-    refused = run("~task", task, *STUDENT[2:], "hydra.run.dir=student", cwd=tmp_path)
+    shutil.copytree(tmp_path / "teacher", tmp_path / "broken")
+    for file in (tmp_path / "broken/checkpoints").iterdir():
+        content = bytearray(file.read_bytes())
+        content[-40] ^= 1
+        file.unlink()
+        file.write_bytes(bytes(content))
+    words = ("~task", f"+task={{_target_: {task}}}", *STUDENT[2:], "hydra.run.dir=student")
+    refused = run(*words, cwd=tmp_path)
     assert (refused.returncode, key in refused.stderr) == (2, True), refused.stderr
     assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "student").exists()
 
 
 def test_a_callback_s_changes_nothing(typed_run: Typed, tmp_path: Path) -> None:
