@@ -49,6 +49,7 @@ def test_classes_that_are_not_found_from_here_are_not_said_to_have_changed(
         assert "No module named 'mine_here'" in said
         assert f"project/r was started in {project}, which has mine_here.py" in said
     assert (project / "r/result.json").read_bytes() == before
+    assert code_of("evaluate", "project/r", cwd=tmp_path) == (0, ""), "it needs no optimizer"
 
 
 @pytest.mark.slow

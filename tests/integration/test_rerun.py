@@ -52,22 +52,6 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
 
 
 @pytest.mark.slow
-def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_path: Path) -> None:
-    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
-    for folder in (there, elsewhere):
-        folder.mkdir()
-    (there / "mine_elsewhere.py").write_text("import torch\nclass Mine(torch.optim.SGD): pass\n")
-    own = "optimizer={_target_: mine_elsewhere.Mine, lr: 0.1}"
-    short = as_typed("epochs=1 dataset.train_limit=64 world_size=1 tensorboard.images=false")
-    made = run(own, *short, "hydra.run.dir=r", cwd=there)
-    assert made.returncode == 0, made.stderr
-    for command, code in (("rerun", 2), ("evaluate", 0)):  # which needs no optimizer
-        done = run(command, str(there / "r"), cwd=elsewhere)
-        assert (done.returncode, "warning" in done.stderr) == (code, False), done.stderr
-        assert ("mine_elsewhere" in done.stderr) == (code == 2)
-
-
-@pytest.mark.slow
 def test_own_source_that_git_lacks_is_named(tmp_path: Path) -> None:
     """Also a module that no import statement names, which only its worker knows."""
     (tmp_path / "tracked.py").write_text(

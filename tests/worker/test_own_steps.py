@@ -204,8 +204,8 @@ def test_they_resume_to_the_bit(train_alone: TrainAlone, capfd: Capture) -> None
         ("dataset=steps ~task +task._target_=own.A", "epoch_steps"),
     ],
 )
-def test_what_steps_lack_is_refused(words: str, key: str, tmp_path: Path) -> None:
-    done = run(*as_typed(words), cwd=tmp_path)
+def test_what_steps_lack_is_refused(words: str, key: str, typed: Typed, tmp_path: Path) -> None:
+    done = typed(*as_typed(words), f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 2
     assert key in done.stderr
     assert "Traceback" not in done.stderr
