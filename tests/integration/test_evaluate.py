@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import expt
@@ -44,6 +45,8 @@ def test_any_number_of_workers_counts_each_sample_once(
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
     run = trained("model=convnet", "epochs=2", "ema=0.9", "dataset.train_limit=320", *quiet)
     recorded, best = run.result["metrics"], run.result["best"]
+    drawn = [worker["rng"]["torch"] for worker in run.state()["workers"]]
+    assert not torch.equal(*drawn), "each worker draws numbers of its own"
     record = (run.folder / "result.json").read_bytes()
     moved = run.folder.rename(tmp_path / "moved")
     (tmp_path / "turned.py").write_text(DATA)

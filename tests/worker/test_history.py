@@ -11,7 +11,6 @@ import pytest
 
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, read_result, update_result
 from expt.training.learner import Position
@@ -20,9 +19,7 @@ from expt.worker.record import Record
 from expt.worker.steps import Times
 from tests.conftest import Configured
 from tests.facade import Patch, RunFolder, as_typed, run
-from tests.worker.conftest import TrainAlone
 from tests.worker.sharded import Observer
-from tests.worker.test_run import TURNING
 
 
 def test_what_was_finite_once_has_a_best() -> None:
@@ -151,32 +148,6 @@ def test_another_metric_is_counted_anew() -> None:
     subject.load_state_dict(loss.state_dict())
     subject.look({"accuracy/val": 0.05}, 50)
     assert subject.ended_by is None
-
-
-EARLY = (*TURNING, "epochs=9", "checkpoint.every_epochs=null")
-
-
-def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone) -> None:
-    long = [loss for _, loss in train_alone(*EARLY, name="long").curve("loss/val")]
-    end = due_after(long, patience=1)
-    assert end
-    assert end < 8
-
-    def patient(epochs: int) -> str:
-        return f"early_stop={{metric: loss/val, patience: {epochs}}}"
-
-    done = train_alone(*EARLY, patient(1))
-    expected = ("completed", end, 1)
-    assert (done.status, len(done.curve("loss/val")), len(done.curve("loss/test"))) == expected
-    assert done.result["stopped_early"]["epoch"] == end
-    assert f"its best was {long[end - 2]:.4f} at step" in done.result["stopped_early"]["reason"]
-    last = done.paths.last
-    assert checkpoint.load(last)["position"]["epoch"] == end, "without an epoch checkpoint"
-    again = train_alone(*EARLY, patient(1), source=last, name="again")
-    assert (again.status, again.curve("loss/val")) == ("completed", [])
-    more = train_alone(*EARLY, patient(9), source=last, name="more")
-    assert [loss for _, loss in more.curve("loss/val")] == long[end:]
-    assert more.result["stopped_early"] is None
 
 
 def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path: Path) -> None:
