@@ -30,11 +30,6 @@ def settings(*words: str) -> list[str]:
     return read(options_of(words))[0]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_options_are_told_from_settings() -> None:
     found = options_of(["seed=1", "-m", "--config-dir", "my", "x=2", "--cfg", "job", "-q", "~y"])
     assert found == Options(["seed=1", "x=2", "~y"], True, True, "my", printing=("--cfg", "job"))

@@ -51,7 +51,7 @@ def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
     assert "core time    18.0 s of 1 run" in lines
 
 
-def test_pruned_runs_are_counted_and_the_best_named(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_pruned_runs_are_counted_and_the_best_named(tmp_path: Path) -> None:
     def pruned() -> list[str]:
         return [
             line
@@ -59,7 +59,6 @@ def test_pruned_runs_are_counted_and_the_best_named(tmp_path: Path, monkeypatch:
             if line.startswith(("pruned", "      to train"))
         ]
 
-    monkeypatch.chdir(tmp_path)
     leave_run(tmp_path / "s", "lr=0", 0.25)
     assert pruned() == []
     for name, value in (("lr=1", 0.5), ("lr=2", 0.75)):
@@ -215,8 +214,7 @@ def test_the_best_setting_is_trained_with_all_of_its_repetitions(tmp_path: Path)
     assert f"      to train it: {command}" in told
 
 
-def test_failures_of_one_cause_are_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_failures_of_one_cause_are_one_line(tmp_path: Path) -> None:
     for number in range(16):
         text = f"rank {number % 2} of 2 raised\n\nValueError: at 0x{number}f in step {number}"
         command = "python -m expt -m seed=range(16) hydra.sweep.dir=old"

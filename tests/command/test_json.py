@@ -17,7 +17,7 @@ from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import Record
 from tests.conftest import Typed
 from tests.dashboards.folders import measure, record, sweep
-from tests.facade import Capture, Patch, ended, environment, python, run, start
+from tests.facade import Capture, ended, environment, python, run, start
 
 QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128", "world_size=1")
 
@@ -85,10 +85,7 @@ def test_a_sweep_names_its_best_run_also_where_another_fails(tmp_path: Path) -> 
         ("model=mlp epochs=1 world_size=1 optimizer.lr=1e30", 1, "Diverged"),
     ],
 )
-def test_an_error_is_in_it(
-    words: str, code: int, kind: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_error_is_in_it(words: str, code: int, kind: str, tmp_path: Path, typed: Typed) -> None:
     done = typed(*words.split(), "--json")
     found = document(done)
     assert (found["exit_code"], found["error"]["kind"]) == (code, kind)
@@ -124,10 +121,9 @@ def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.usefixtures("own_handlers")
 def test_a_folder_in_use_is_told_from_a_mistake(
-    words: tuple[str, ...], tmp_path: Path, typed: Typed, monkeypatch: Patch
+    words: tuple[str, ...], tmp_path: Path, typed: Typed
 ) -> None:
     paths = record(sweep(tmp_path / "grid") / "one")
-    monkeypatch.chdir(tmp_path)
     with at_work(RunPaths(tmp_path / "grid")), at_work(paths):
         found = document(typed(*QUICK, *words, "--json"))
     assert (found["exit_code"], found["error"]["kind"]) == (2, "FolderInUse")
@@ -135,11 +131,8 @@ def test_a_folder_in_use_is_told_from_a_mistake(
 
 @pytest.mark.usefixtures("own_handlers")
 @pytest.mark.parametrize("words", ["plan grid/lr=0.1,seed=0", "plan grid", "./grid/lr=0.1,seed=0"])
-def test_a_folder_is_no_setting(
-    words: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
-) -> None:
+def test_a_folder_is_no_setting(words: str, tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "grid/lr=0.1,seed=0").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     error = document(typed(*words.split(), "--json"))["error"]
     assert error["kind"] == "ConfigError"
     assert "is a folder" in error["message"]

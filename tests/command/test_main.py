@@ -19,8 +19,7 @@ from tests.facade import Capture, Patch, environment
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _importable(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 

@@ -24,11 +24,6 @@ FLIP, CROP = "dataset.augment={flip: true}", "dataset.augment={crop_padding: 2}"
 CUSTOM = "+model={_target_: torch.nn.Linear, in_features: 1, out_features: 1}"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def typed(*words: str) -> None:
     invoke.command(options_of(words), typed_at=time.monotonic())
 

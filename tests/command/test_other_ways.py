@@ -23,8 +23,7 @@ LR = "${oc.decode:${oc.env:EXPT_LR}}"
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _variables(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("EXPT_LR", "0.0175")
     monkeypatch.setenv("EXPT_BAD", "no-number")
 

@@ -19,8 +19,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize("option", NAMED)
-def test_an_existing_file_stays(option: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_existing_file_stays(option: str, tmp_path: Path) -> None:
     leave(tmp_path / "sweep/a", 100, 0.9)
     (tmp_path / "sweep/multirun.yaml").touch()
     (tmp_path / "mine.png").write_text("mine")
@@ -36,10 +35,7 @@ def test_an_existing_file_stays(option: str, tmp_path: Path, monkeypatch: Patch)
 
 
 @pytest.mark.parametrize("option", NAMED)
-def test_folders_and_pipes_stay_before_anything_is_computed(
-    option: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_folders_and_pipes_stay_before_anything_is_computed(option: str, tmp_path: Path) -> None:
     Path("folder.png").mkdir()
     Path("link.png").symlink_to("folder.png")
     os.mkfifo("pipe.png")
@@ -52,8 +48,7 @@ def test_folders_and_pipes_stay_before_anything_is_computed(
 
 
 @pytest.mark.parametrize("option", [option for option in NAMED if option.startswith("report")])
-def test_a_link_stays_one(option: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_link_stays_one(option: str, tmp_path: Path) -> None:
     leave(tmp_path / "sweep/a", 100, 0.9)
     (tmp_path / "sweep/multirun.yaml").touch()
     Path("disk").mkdir()
@@ -67,10 +62,7 @@ def test_a_link_stays_one(option: str, tmp_path: Path, monkeypatch: Patch) -> No
     assert [path.name for path in Path("disk").iterdir()] == ["target"]
 
 
-def test_curves_of_a_name_without_a_suffix_replace_no_other(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_curves_of_a_name_without_a_suffix_replace_no_other(tmp_path: Path) -> None:
     leave(tmp_path / "a", 100, 0.9)
     Path("curves.png").write_text("mine")
     with pytest.raises(ConfigError, match="--plot curves: "):
@@ -82,7 +74,6 @@ def test_curves_of_a_name_without_a_suffix_replace_no_other(
 def test_a_file_stays_where_the_new_one_cannot_be_made(
     option: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     leave(tmp_path / "sweep/a", 100, 0.9)
     (tmp_path / "sweep/multirun.yaml").touch()
     (tmp_path / "mine").write_text("mine")
@@ -111,9 +102,8 @@ def test_every_option_that_names_a_file_has_force(monkeypatch: Patch, capsys: Ca
     [("file", True), ("full", True), ("empty", False), ("new", False), ("-", False)],
 )
 def test_words_may_come_in_any_order_around_a_new_file(
-    name: str, is_taken: bool, tmp_path: Path, monkeypatch: Patch
+    name: str, is_taken: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("empty").mkdir()
     Path("full").mkdir()
@@ -133,8 +123,7 @@ def test_words_may_come_in_any_order_around_a_new_file(
 
 
 @pytest.mark.parametrize("name", ["run/metrics.jsonl", "run/checkpoints/best.safetensors", "link"])
-def test_files_of_a_run_itself_are_no_output(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_of_a_run_itself_are_no_output(name: str, tmp_path: Path) -> None:
     Path("run/checkpoints").mkdir(parents=True)
     for each in ("result.json", "metrics.jsonl", "checkpoints/best.safetensors", "model.onnx"):
         Path("run", each).touch()

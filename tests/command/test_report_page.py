@@ -63,8 +63,7 @@ def test_a_page_is_not_written_with_gaps(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_of_many_runs_whose_texts_are_html(tmp_path: Path) -> None:
     for number in range(60):
         leave(Path("sweep", f"lr={number}"), number, 0.5 + number / 200, "<b>mlp</b>", lr=number)
     (tmp_path / "sweep/multirun.yaml").write_text("{}")
@@ -98,8 +97,7 @@ def test_curves_show_single_points_and_seeds_and_no_run_that_diverged_alone(tmp_
     assert legend == ["seed=0", "seed=1", "seed=2"]
 
 
-def test_a_page_has_every_row(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_has_every_row(tmp_path: Path) -> None:
     for number in range(SHOWN + 1):
         leave(Path("sweep", f"lr={number}"), number, 0.5, lr=number)
     (tmp_path / "sweep/multirun.yaml").write_text("{}")
@@ -117,12 +115,9 @@ def test_a_page_has_every_row(tmp_path: Path, monkeypatch: Patch) -> None:
         ("sweep", "--html", "page.html", "--sort", "accurracy"),
     ],
 )
-def test_a_page_that_cannot_be_is_refused(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_page_that_cannot_be_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     from expt.errors import ConfigError
 
-    monkeypatch.chdir(tmp_path)
     leave(Path("sweep/lr=1"), 1, 0.5)
     (tmp_path / "sweep/multirun.yaml").write_text("{}")
     with pytest.raises(ConfigError, match=r"--(html|sort)"):

@@ -14,7 +14,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, create_result
 from tests.composing import composed
-from tests.facade import Capture, Patch
+from tests.facade import Capture
 
 
 def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
@@ -39,8 +39,7 @@ def test_numbers_are_compared_but_for_those_of_the_machine(capsys: Capture) -> N
     assert capsys.readouterr() == ("", ""), "of a run that had not completed nothing is said"
 
 
-def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path) -> None:
     create_result(RunPaths(tmp_path / "refused"), error="bad")
     for folder in (tmp_path / "refused", tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=rf"^{folder}: "):

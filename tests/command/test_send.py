@@ -23,7 +23,6 @@ from tests.facade import Patch
 )
 def test_send_is_refused(tmp_path: Path, monkeypatch: Patch, words: list[str], line: str) -> None:
     monkeypatch.setattr("expt.errors.find_spec", lambda name: SimpleNamespace(origin=name))
-    monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")
     record(tmp_path / "other", config={"model": {"name": "mlp"}})
     (tmp_path / "other" / "checkpoints" / "step-2.parts").mkdir(parents=True)

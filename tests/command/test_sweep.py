@@ -10,14 +10,14 @@ from expt.command.grammar import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import Identity, shown
-from expt.config.own_code import Imported, hash_now
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
-from tests.facade import Capture, Patch, run
+from tests.conftest import Typed
+from tests.facade import Capture
 
 HERE = Machine(gpus=(), cpus=2)
 
@@ -231,46 +231,30 @@ def test_a_folder_of_a_run_that_was_killed_at_its_start_is_its_own(tmp_path: Pat
     ],
 )
 def test_a_sweep_begins_in_no_folder_that_holds_files_by_its_names(
-    tmp_path: Path, files: dict[str, str]
+    tmp_path: Path, files: dict[str, str], typed: Typed
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    done = run("-m", "seed=0,1", "hydra.sweep.dir=.", cwd=tmp_path)
+    done = typed("-m", "seed=0,1", "hydra.sweep.dir=.")
     assert (done.returncode, "hydra.sweep.dir" in done.stderr) == (2, True)
     assert len(files) > 1 or f"{name}: no record" in done.stderr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
-def test_a_sweep_replaces_no_link_whose_target_is_missing(tmp_path: Path) -> None:
+def test_a_sweep_replaces_no_link_whose_target_is_missing(tmp_path: Path, typed: Typed) -> None:
     for name in ("multirun.yaml", "grid.json"):
         (link := tmp_path / name).symlink_to("unmounted")
-        done = run("-m", "seed=0,1", "hydra.sweep.dir=.", cwd=tmp_path)
+        done = typed("-m", "seed=0,1", "hydra.sweep.dir=.")
         assert (done.returncode, f"{name}: no record" in done.stderr) == (2, True)
         assert [*tmp_path.iterdir()] == [link]
         link.unlink()
 
 
 @pytest.mark.parametrize("words", ["hydra.run.dir=.", "-m seed=0,1 hydra.sweep.dir=."])
-def test_a_refused_command_leaves_a_lock_of_another_program(tmp_path: Path, words: str) -> None:
+def test_a_refused_command_leaves_a_lock_of_another_program(
+    tmp_path: Path, words: str, typed: Typed
+) -> None:
     (tmp_path / ".lock").write_text("theirs")
-    done = run(*words.split(), "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
+    done = typed(*words.split(), "dataset=mnist", "dataset.root=nowhere")
     assert done.returncode == 2
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(".lock", "theirs")]
-
-
-def test_run_with_changed_imports_is_not_done(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = list[str]()
-    for text in ("a", "b", "c"):
-        (tmp_path / "part.py").write_text(text)
-        (run,) = runs(tmp_path / "sweep", "seed=1")
-        assert run.job.status == QUEUED
-        complete(run, 0.5)
-        then: Imported = {"file": "part.py", "hash": str(hash_now("part.py"))}
-        update_result(run.job.paths, imported={"part": then})
-        names.append(run.job.name)
-    assert names[0] == "seed=1"
-    assert len({*names}) == 3
-    (tmp_path / "part.py").write_text("b")
-    (run,) = runs(tmp_path / "sweep", "seed=1")
-    assert (run.job.status, run.job.name) == (COMPLETED, names[1])
