@@ -51,9 +51,8 @@ def leave(
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: Patch) -> Path:
+def outputs(tmp_path: Path) -> Path:
     """Four runs, two of them in a sweep, in the current folder's outputs."""
-    monkeypatch.chdir(tmp_path)
     leave(tmp_path / "outputs/day/a", 100, 0.9)
     leave(tmp_path / "outputs/day/b", 300, 0.8, "convnet", lr=0.05)
     leave(tmp_path / "outputs/sweeps/s/lr=1", 400, None, status="failed", lr=1)
@@ -229,24 +228,9 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
     assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "of train: 2 runs, 2 panels"
 
 
-@pytest.mark.parametrize("number", [2, 10, 11, 12, 24, 300])
-def test_each_setting_has_a_colour_of_its_own(number: int) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    names = [f"lr={number}" for number in range(number)]
-    colours = curves._colours(names)
-    assert [*colours] == names
-    to_hex = matplotlib.colors.to_hex
-    assert len({to_hex(matplotlib.colors.to_rgba(each)) for each in colours.values()}) >= min(
-        number, 250
-    )
-    if number <= 10:
-        assert [*colours.values()] == [f"C{place}" for place in range(number)], "as ever"
-
-
-def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told, monkeypatch: Patch) -> None:
+def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told) -> None:
     """Also of many runs, and of those that are evaluated only."""
     matplotlib = pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
     for lr, seed in itertools.product(range(30), range(2)):
         leave_run(tmp_path, f"lr={lr},seed={seed}", 0.25, seedless_identity=f"{lr}")
         points = ((step, step, {"accuracy/val": 0.5}) for step in (1, 2))

@@ -123,24 +123,15 @@ def test_masks_of_mirror_images_are_flipped_back(segmented: Made) -> None:
     assert found["mask"].tolist() == expected.tolist()
 
 
-def of_folds(make: Make, patients: Made, name: str, **changed: Any) -> list[Path]:
+@pytest.fixture(scope="session")
+def folds(make: Make, patients: Made) -> list[Path]:
     """Runs of two folds: each standardises by its own training rows."""
     made = []
     for fold in (0, 1):
-        dataset = dataclasses.replace(patients.run.config.dataset, folds=2, fold=fold, **changed)
+        dataset = dataclasses.replace(patients.run.config.dataset, folds=2, fold=fold)
         config = dataclasses.replace(patients.run.config, dataset=dataset)
-        made.append(make(f"{name}_{fold}", config, patients.data).folder)
+        made.append(make(f"fold_{fold}", config, patients.data).folder)
     return made
-
-
-@pytest.fixture(scope="session")
-def folds(make: Make, patients: Made) -> list[Path]:
-    return of_folds(make, patients, "fold")
-
-
-@pytest.fixture(scope="session")
-def log_folds(make: Make, patients: Made) -> list[Path]:
-    return of_folds(make, patients, "log_fold", target_transform="log")
 
 
 def values(found: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -190,28 +181,6 @@ def test_numbers_are_averaged_and_not_their_logarithms(make: Make, patients: Mad
         np.testing.assert_allclose(mean, np.mean(single, 0), rtol=1e-5)
     with pytest.raises(ConfigError, match=r"has the targets .*transform log1p"):
         expt.predict(made[2:], patients.data)
-
-
-@pytest.mark.slow
-def test_logarithms_are_averaged_in_the_units_of_the_targets(
-    log_folds: list[Path], patients: Made
-) -> None:
-    single = [values(expt.predict(run, patients.data)) for run in log_folds]
-    assert np.abs(single[0] - single[1]).max() > 1
-    mean = values(expt.predict(log_folds, patients.data))
-    np.testing.assert_allclose(mean, np.mean(single, 0), rtol=2e-5)
-    own = [expt.predict(run, split="val") for run in log_folds]
-    found = expt.predict(log_folds, split="val")
-    np.testing.assert_allclose(values(found), np.concatenate([*map(values, own)]), rtol=2e-5)
-    truth = [record["target"]["progression"] for run in own for record in run]
-    assert [record["target"]["progression"] for record in found] == pytest.approx(truth, rel=1e-5)
-
-
-def test_targets_of_another_meaning_are_refused(
-    folds: list[Path], log_folds: list[Path], patients: Made
-) -> None:
-    with pytest.raises(ConfigError, match=r"log_fold_0.* has the targets .*transform log"):
-        expt.predict([folds[0], log_folds[0]], patients.data)
 
 
 def test_a_custom_tasks_outputs_without_a_mean_are_refused() -> None:

@@ -290,13 +290,6 @@ def recorded(tmp_path: Path) -> RunPaths:
     return found
 
 
-def test_the_error_of_another_comes_before_an_abort_by_nccl(recorded: RunPaths) -> None:
-    recorded.stderr(0, 0).write_text(NCCL)
-    leave_error(recorded, 1, ValueError("its own"), 10)
-    last_word.write_end(recorded.folder, 0)
-    assert "rank 1 of 2 raised" in read_result(recorded)["error"]
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [

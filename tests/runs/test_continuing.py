@@ -141,13 +141,6 @@ def test_resume_names_a_checkpoint_as_fork_does(
     assert step_of(new.last) == step
 
 
-@pytest.mark.parametrize("given", ["{}@9", "{}@first", "{}/none", "{}/checkpoints"])
-def test_no_checkpoint(given: str, config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
-    asked = dataclasses.replace(config, resume=given.format(paths.folder))
-    with pytest.raises(ConfigError, match=f"^resume={asked.resume}: "):
-        continued(asked, RunPaths(tmp_path / "new"), resumes=False)
-
-
 OTHER: dict[str, Any] = {
     "seed": 1, "batch_size": 128, "label_smoothing": 0.1, "gradient_clip": 1.0, "drop_last": False,
     "eval_split": "test", "objective": "loss/val", "amp": "bf16", "lr_scaling": "linear",

@@ -77,13 +77,9 @@ def test_interval_and_p_agree(seed: int) -> None:
 
 
 def test_p_is_corrected_as_holm_has_it() -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
-    raw = {(0, 1): 0.01, (0, 2): 0.04, (1, 2): 0.03, (0, 3): math.nan, (2, 3): 0.9}
-    found = verdict._holm(raw)
-    known = [pair for pair in raw if pair != (0, 3)]
-    expected = multitest.multipletests([raw[pair] for pair in known], method="holm")[1]
-    assert [found[pair] for pair in known] == pytest.approx(list(expected))
-    assert math.isnan(found[0, 3])
+    found = verdict._holm({(0, 1): 0.01, (0, 2): 0.04, (1, 2): 0.03, (0, 3): math.nan, (2, 3): 0.9})
+    expected = {(0, 1): 0.04, (0, 2): 0.09, (1, 2): 0.09, (0, 3): math.nan, (2, 3): 0.9}
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
