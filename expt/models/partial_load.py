@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,35 +79,6 @@ def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) 
     found = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     found.pop("n_averaged", None)  # of torch's moving average
     return Found(key, found, fitting)
-
-
-def renumber(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state` by the names that a model's `own` has for the same layers in order.
-
-    Layers without weights, such as dropout, have numbers too. `state` stays as it is where the
-    layers differ.
-    """
-    theirs, ours = _in_order(state), _in_order(own)
-    same = theirs.keys() == ours.keys() and all(
-        state[theirs[name]].dim() == own[ours[name]].dim() for name in ours
-    )
-    return {ours[name]: state[theirs[name]] for name in ours} if same else dict(state)
-
-
-def _in_order(names: Iterable[str]) -> dict[str, str]:
-    """Return each name by itself with numbers that leave none out."""
-    seen: dict[tuple[str, ...], list[str]] = {}
-    found = dict[str, str]()
-    for name in names:
-        parts = name.split(".")
-        for index, part in enumerate(parts):
-            if part.isdigit():
-                there = seen.setdefault(tuple(parts[:index]), [])
-                if part not in there:
-                    there.append(part)
-                parts[index] = str(there.index(part))
-        found[".".join(parts)] = name
-    return found
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class MLP(nn.Sequential):
         width = channels * image_size[0] * image_size[1]
         layers: list[nn.Module] = [nn.Flatten()]
         for size in hidden:
-            layers += [nn.Linear(width, size), nn.ReLU()]
-            if dropout:
-                layers.append(nn.Dropout(dropout))
+            # A dropout takes no number of its own: weights have the same names without one.
+            activation = nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
+            layers += [nn.Linear(width, size), activation]
             width = size
         super().__init__(*layers, nn.Linear(width, num_classes))
 

@@ -21,7 +21,7 @@ from expt.features import Features
 from expt.inference import frozen, load
 from expt.models import named
 from expt.models.hugging_face import HuggingFace
-from expt.models.partial_load import SHOWN, is_of_run, load_some, renumber, weights_in, what_fits
+from expt.models.partial_load import SHOWN, is_of_run, load_some, weights_in, what_fits
 from expt.runs import checkpoint_file
 from expt.runs.named_checkpoint import weights_named
 from expt.runs.paths import RunPaths
@@ -118,9 +118,8 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
     if not (every := weights_in(content, own.keys())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {load.SAVE}")
     found = every[0]
-    state = renumber(found.state, own)
-    fit = what_fits(module, state)
-    fitting, misfits = {name: state[name] for name in fit.loaded}, fit.misfits()
+    fit = what_fits(module, found.state)
+    fitting, misfits = {name: found.state[name] for name in fit.loaded}, fit.misfits()
     trained = {name for name, _ in module.named_parameters()}
     if not trained & {*fit.loaded}:
         of = content.get("config", {}).get("model") if is_of_run(content) else None
@@ -136,8 +135,6 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
             f"weights={given}: {file} has integers, or numbers that are not finite, in"
             f" {listed(sorted(bad), SHOWN)}; give weights that are finite, and not quantised"
         )
-    if state.keys() != found.state.keys():
-        warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
     others = [one.key for one in every[1:] if one.fitting == found.fitting]
     if others and not is_of_run(content):  # else its average is meant
         warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")

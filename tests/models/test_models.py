@@ -80,7 +80,7 @@ def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], cou
 
 
 def test_each_setting_reaches_the_model() -> None:
-    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28).children())
+    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28).modules())
     assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == [32, 16, 10]
     assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.1, 0.1]
     layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28).children())
@@ -260,11 +260,19 @@ ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first
     (nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), ""),
     (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ""),
     (MLP(hidden=(4, 4), dropout=0.0, **IMAGES), ""),
+    (MLP(hidden=(4, 4), dropout=0.5, **IMAGES), ""),
 ])  # fmt: skip
 def test_the_blocks_of(module: nn.Module, names: str) -> None:
     found = blocks(module)
     assert list(found) == names.split()
     assert all(module.get_submodule(name) is block for name, block in found.items())
+
+
+def test_weights_have_the_same_names_whatever_the_dropout() -> None:
+    """So that a fork, and `weights`, may have another."""
+    for cls in (MLP, ConvNet):
+        plain, dropping = (cls(dropout=each, **IMAGES).state_dict() for each in (0.0, 0.5))
+        assert plain.keys() == dropping.keys()
 
 
 def deep() -> nn.Module:
