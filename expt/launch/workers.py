@@ -45,13 +45,10 @@ GRACE_S = 0.3
 LATE_S = 1.0
 """The seconds that others get to say why, after a worker has waited in vain or lost another."""
 NO_SPACE_BYTES = 1_000_000
-_SAME_CALLS = " layers in the same order with strategy=fsdp or hsdp, and collectives in own code"
 _UNEQUAL = (
     "workers exchanged tensors of unequal sizes: use drop_last=true if a loss gathers their shares"
-    " of a batch, and gather in training_loss only (evaluations are uneven); or else call the same"
-    f"{_SAME_CALLS}"
+    " of a batch, and gather in training_loss only (evaluations are uneven)"
 )
-_MISMATCH = f"workers must call the same{_SAME_CALLS}"
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 _NCCL_ABORTED = (
     _NCCL_GAVE_UP,
@@ -341,13 +338,12 @@ class Aftermath:
         name = next((one.name for one in signal.Signals if one == number), f"signal {number}")
         found = re.search(r"what\(\):\s*(.+)", self.first.log_of_abort)
         thrown = found[1] if found else ""  # by C++, as of gloo
-        is_mismatch = "collective mismatch" in thrown
-        is_unequal = is_mismatch and "size doesn't match" in thrown
+        is_unequal = "collective mismatch" in thrown and "size doesn't match" in thrown
         why = f": {thrown[:300]}" if thrown else ""
         if number == signal.SIGKILL:
             why = " (out of memory?)"
-        if is_mismatch:
-            why += f"\n{_UNEQUAL if is_unequal else _MISMATCH}"
+        if is_unequal:
+            why += f"\n{_UNEQUAL}"
         config = read_result(self._paths).get("config", {})
         if is_unequal and (config.get("strategy"), config.get("drop_last")) == ("ddp", False):
             return ConfigError(f"drop_last=false: {self._who}{why}\n{self._log}")
