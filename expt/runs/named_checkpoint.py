@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.errors import CheckpointError, ConfigError, absent, warn
 from expt.runs import checkpoint_file, provenance
-from expt.runs.found import by_objective, results, results_below
+from expt.runs.found import results_below
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import DAMAGED, RUNNING, Begun, Record, read_result, result_of_any
 
@@ -121,12 +121,7 @@ def run_named(word: str, given: str) -> tuple[Path, str]:
     if path.is_file():
         return path.absolute().parent.parent, path.stem
     if is_sweep(path):
-        such = ""
-        if ranked := by_objective(run for run in results(path) if run.paths.best.is_file()):
-            at = f"@{which}" if which else ""
-            such = f", such as '{word}=\"{ranked[0].folder}{at}\"', which is the best by its own"
-            such += f" {ranked[0].objective}"
-        raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
+        raise ConfigError(f"{word}={given}: is a sweep; name one of its runs")
     if not path.exists():
         raise ConfigError(f"{word}={given}: {absent(path, fix='give that of a run')}")
     return path, which
