@@ -35,8 +35,6 @@ MARK = b'{"__metadata__":{"crc32":"'
 MOST_HEADER = 100_000_000
 """The largest size of a header that the format allows [bytes]."""
 BLOCK = 2**22
-_KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "a pickle"}
-"""Files that are taken for checkpoints, by their first bytes."""
 _whole = set[tuple[int, int, int]]()  # checked files: one, or a link to it, is read once
 Decoders = Mapping[str, Callable[[Any], Any]]
 _DECODERS: Decoders = {
@@ -203,8 +201,7 @@ def _mapped(path: Path) -> memoryview:
 def _header(data: memoryview) -> bytes:
     size = int.from_bytes(data[:8], "little")
     if bytes(data[8:9]) != b"{":
-        kinds = (kind for mark, kind in _KINDS.items() if bytes(data[:8]).startswith(mark))
-        raise _Wrong(f"is {next(kinds, 'no safetensors file')}")
+        raise _Wrong("is no safetensors file")
     if size > MOST_HEADER:
         raise _Wrong(f"its header has {size:,} bytes, and at most {MOST_HEADER:,} are allowed")
     if 8 + size > len(data):

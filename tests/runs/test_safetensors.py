@@ -211,8 +211,8 @@ def of_torch(state: Any) -> bytes:
 
 
 FORGED = {
-    "a pickle": (pickle.dumps(RunsCode()), "is a pickle"),
-    "a zip file": (of_torch({"model": RunsCode()}), "is a zip file, as torch.save writes"),
+    "a pickle": (pickle.dumps(RunsCode()), "is no safetensors file"),
+    "a zip file": (of_torch({"model": RunsCode()}), "is no safetensors file"),
     "empty": (b"", "is empty"),
     "text": (b"no such thing", "is no safetensors file"),
     "a large header": ((2**60).to_bytes(8, "little") + b"{}", "its header has 1,152,921"),
