@@ -212,7 +212,7 @@ def test_advice_is_typed_into_a_shell(configured: Configured, paths: RunPaths) -
 
 
 def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
-    content = {"zip": b"PK\3\4", "pickle": b"\x80\4", "no run": paths.last.read_bytes()}
+    content = {"no safetensors": b"PK\3\4", "no run": paths.last.read_bytes()}
     for word, begun in content.items():
         (tmp_path / "file").write_bytes(begun)
         with pytest.raises(ConfigError, match=rf"^fork=\S+file: .*{word}"):
