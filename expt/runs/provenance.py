@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from expt import machine
 from expt.config import own_code
-from expt.errors import first_line, listed, warn
+from expt.errors import first_line, listed, warn_once
 from expt.gpus import gpu_names
 
 PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
@@ -247,14 +247,15 @@ def in_git(files: Iterable[Path]) -> Provenance:
     for file in sorted({file.resolve() for file in files}):
         groups.setdefault(_repository_of(file.parent) or here, []).append(file)
     states = {top: git_state(top) for top in groups}
-    for top, state in states.items():
+    for state in states.values():
         if state and "problem" in state:
-            _warn_once(f"git: {state['problem']}", top)
+            warn_once(f"git: {state['problem']}")
     lacking = [file for top in groups for file in _untracked(top, groups[top], states[top])]
     if lacking and any(states.values()):
         names = listed([os.path.relpath(file) for file in lacking])
-        line = f"git does not track {names} or its changes; the record has hashes of source only"
-        _warn_once(line, here)
+        warn_once(
+            f"git does not track {names} or its changes; the record has hashes of source only"
+        )
     found: Provenance = {"git": states.pop(here)}
     below = f"{Path.cwd()}{os.sep}"
     if others := {str(top).removeprefix(below): state for top, state in states.items() if state}:
@@ -275,11 +276,6 @@ def _untracked(top: Path, files: Sequence[Path], state: Mapping[str, str] | None
     # Others than these are to be taken as unchanged: "h" and "S".
     known = {top / line[2:] for line in listing.split("\0") if line.startswith(("H", "M"))}
     return [file for file in files if file not in known]
-
-
-@functools.cache
-def _warn_once(line: str, folder: Path) -> None:
-    warn(line)
 
 
 def _git(folder: Path, *arguments: str) -> tuple[str | None, str]:
