@@ -18,6 +18,7 @@ from expt.config.identity import hyperparameters, without_kwargs
 from expt.config.keys import flat
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
+from expt.errors import listed
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
 from expt.runs.paths import GRID_RECORD, RunPaths, dumps, write_atomically
@@ -245,9 +246,7 @@ def describe_copies(copies: Mapping[Path, Path]) -> str:
     """Return a line that names the first of the copies, which do not count."""
     names = [f"{folder.name} (of {kept.name})" for folder, kept in sorted(copies.items())]
     are = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
-    if len(names) > _NAMED:
-        names[_NAMED:] = ["..."]
-    return f"{are} not count: {', '.join(names)}"
+    return f"{are} not count: {listed(names, _NAMED)}"
 
 
 class GridRecord(TypedDict, total=False):
