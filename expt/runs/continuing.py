@@ -20,9 +20,6 @@ from expt.runs.named_checkpoint import Checkpoint, checkpoint_named, checkpoints
 from expt.runs.paths import RunPaths, set_aside, written
 from expt.runs.request import RunRequest
 
-_TRIES = 3
-"""Attempts to read a file that a run under way may replace meanwhile."""
-
 
 def find(request: RunRequest) -> Source | None:
     """Return the checkpoint that the run begins from; None for a new start.
@@ -136,7 +133,7 @@ def take(source: Source, paths: RunPaths) -> Path:
 def _bring(found: Checkpoint, target: Path) -> None:
     """Give the checkpoint the name `target`; a run under way may rename or replace it meanwhile."""
     file = found.file
-    for _ in range(_TRIES):
+    for _ in range(checkpoint_file.TRIES):
         problem = "it was replaced by another meanwhile"
         try:
             checkpoint_file.keep_as(file, target)
