@@ -105,9 +105,9 @@ def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
             metrics={"loss/val": loss},
         )
     for words, losses in (
-        (("--sort", "loss/val", "--filter", "lr<0.1"), [1.0, 3.0]),
+        (("--sort", "loss/val", "--filter", "optimizer.lr<0.1"), [1.0, 3.0]),
         (("--sort", "augment"), [3.0, 2.0, 1.0]),  # as it was typed
-        (("--filter", "lr<0"), []),
+        (("--filter", "optimizer.lr<0"), []),
     ):
         found = asked("report", "grid", *words, cwd=tmp_path)
         assert [each["metrics"]["loss/val"] for each in found["runs"]] == losses

@@ -77,7 +77,7 @@ LISTS = [
         (["model.hidden=[32,64]"], "c"),
         (["model.hidden=[32*"], "ac"),
         (["model.hidden=[3[12]]"], ""),
-        (["hidden=[64]"], "b"),
+        (["model.hidden=[64]"], "b"),
         (["freeze=['^a*']"], "ab"),
         (["freeze=[nan]"], "d"),
         (["freeze=['x, y',True,None]"], "c"),
@@ -87,22 +87,12 @@ LISTS = [
         (["note=a*"], "a"),
         (["note=a?"], "ab"),
         (["model.hidden.0=32"], "ac"),
-        (["hidden[1]=64"], "c"),
+        (["model.hidden[1]=64"], "c"),
         (["model.hidden.0>40"], "b"),
     ],
 )
 def test_brackets_are_lists_and_equality_wins(filters: list[str], left: str) -> None:
     assert names(chosen(LISTS, filters)) == left
-
-
-def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_differ() -> None:
-    ones, twos = {"depth": 1, "width": 1}, {"depth": 2, "width": 2}
-    a = run("a", model=ones, head=ones, dataset={"size": 1}, size=3)
-    b = run("b", model=twos, head={"depth": 1, "width": 2}, dataset={"size": 2}, size=3)
-    assert names(chosen([a, b], ["depth=2"])) == "b"
-    assert names(chosen([a, b], ["size=3"])) == "ab", "the key itself"
-    with pytest.raises(ConfigError, match=r"^width: may be head\.width or model\.width"):
-        chosen([a, b], ["width=2"])
 
 
 @pytest.mark.parametrize(

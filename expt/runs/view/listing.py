@@ -110,13 +110,6 @@ def parts_of(text: str, every: Sequence[Values]) -> tuple[str, str, str]:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
     key = re.sub(r"\[(\d+)\]", r".\1", match[1])
     known = {known for values in every for known in values}
-    # `optimizer.lr` for `lr`; of several such keys the one in which the runs differ.
-    if key not in known and (several := sorted(x for x in known if x.endswith(f".{key}"))):
-        differing = [x for x in several if len({str(values.get(x)) for values in every}) > 1]
-        key, *others = differing or several
-        if others:
-            names = " or ".join([key, *others])
-            raise ConfigError(f"{match[1]}: may be {names}; write the whole key")
     _check(key, known)
     return key, match[2], match[3]
 
