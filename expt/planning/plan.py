@@ -113,7 +113,8 @@ def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
     sample = Sample.of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
-        whole, gathered = _whole(config, module), _gathered(config, module)
+        parameters, gradients, states, update = _whole(config, module)
+        gathered = _gathered(config, module)
         num_blocks = len(blocks(module))
     ways = {False: _activations(config, sample, micro_batch, ())}
     if num_blocks or config.activation_checkpointing:
@@ -123,10 +124,10 @@ def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
         Footprint(
             strategy=strategy,
             checkpointed=checkpointed,
-            parameters=whole.parameters / shards + (gathered if shards > 1 else 0),
-            gradients=whole.gradients / (1 if config.micro_batches > 1 else shards),
-            states=0 if config.offload else whole.states / shards,
-            activations=max(activations, whole.activations / shards),
+            parameters=parameters / shards + (gathered if shards > 1 else 0),
+            gradients=gradients / (1 if config.micro_batches > 1 else shards),
+            states=0 if config.offload else states / shards,
+            activations=max(activations, update / shards),
         )
         for strategy, shards in _shards(config).items()
         for checkpointed, activations in ways.items()
@@ -134,20 +135,14 @@ def footprints(config: RunConfig, vocabulary: int | None = None) -> Footprints:
     return Footprints(sharding.num_parameters(module), num_blocks, micro_batch, plans)
 
 
-def _whole(config: RunConfig, module: nn.Module) -> Footprint:
-    """Return the footprint of an undivided model between two steps and in its optimizer's."""
+def _whole(config: RunConfig, module: nn.Module) -> tuple[int, int, int, int]:
+    """Return the bytes of parameters, gradients, states and the update, of an undivided model."""
     if sparse_weights(module):
         raise ConfigError("plan: counts no sparse gradients; plan it with sparse=False")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     states, update = _update(optim.build_optimizer(config.optimizer, module), trained)
-    return Footprint(
-        strategy="ddp",
-        checkpointed=False,
-        parameters=(2 if config.ema else 1) * _bytes((*module.parameters(), *module.buffers())),
-        gradients=_bytes(trained),
-        states=states,
-        activations=update,
-    )
+    parameters = (2 if config.ema else 1) * _bytes((*module.parameters(), *module.buffers()))
+    return parameters, _bytes(trained), states, update
 
 
 def _gathered(config: RunConfig, module: nn.Module) -> int:
