@@ -15,7 +15,7 @@ from expt.config.kinds import every_of
 from expt.config.rules import measured_each_time
 from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 from expt.search.trial import Goal, Trial
 
@@ -142,7 +142,8 @@ def cost_at(trial: Trial, rung: int) -> float | None:
 def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Rungs | None:
     """Return the rungs of a search whose runs are like `config`.
 
-    Raises ConfigError where such runs can't be compared after an epoch.
+    Raises ConfigError where such runs can't be compared after an epoch, and warns where none can
+    continue.
     """
     if settings.rungs is None:
         return None
@@ -167,6 +168,11 @@ def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Ru
         raise ConfigError(
             f"search.min_epochs={settings.min_epochs}: no run would pause with"
             f" epochs={config.epochs}; give less, or more epochs"
+        )
+    if settings.rungs == "asha" and settings.reduction > settings.runs:
+        warn(
+            f"search.reduction={settings.reduction}: of search.runs={settings.runs} none continues"
+            " after the first rung; give less, or more runs"
         )
     if settings.rungs == "median":
         return Median(range(settings.min_epochs, config.epochs, settings.min_epochs))

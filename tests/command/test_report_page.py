@@ -83,15 +83,18 @@ def of_two(folder: Path, name: str, seed: int, losses: list[float]) -> FoundRun:
     return FoundRun.at(run)
 
 
-def test_curves_show_single_points_and_seeds(tmp_path: Path) -> None:
+def test_curves_show_single_points_and_seeds_and_no_run_that_diverged_alone(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/multirun.yaml").write_text("{}")
     runs = [of_two(tmp_path, "seed=0", 0, [2.3, 1.1]), of_two(tmp_path, "seed=1", 1, [2.2])]
+    runs.append(of_two(tmp_path, "seed=2", 2, [2.4, 1e19]))
     drawing = curves.learning_curves(runs, io.BytesIO())
     axes = drawing.axes[0]
-    assert [line.get_marker() for line in axes.lines] == ["None", "_"]
+    assert [line.get_marker() for line in axes.lines] == ["None", "_", "None"]
+    low, high = axes.get_ylim()
+    assert low < 1.1 < 2.4 < high < 30
     legend = [text.get_text() for text in drawing.legends[0].get_texts()]
-    assert legend == ["seed=0", "seed=1"]
+    assert legend == ["seed=0", "seed=1", "seed=2"]
 
 
 def test_a_page_has_every_row(tmp_path: Path) -> None:

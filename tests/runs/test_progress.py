@@ -263,6 +263,23 @@ def summary(paths: RunPaths) -> list[list[str]]:
     return [line.split() for line in summary_of(paths).splitlines()]
 
 
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_metric_that_is_nan_next_to_a_loss_is_explained(
+    value: float | None, tmp_path: Path
+) -> None:
+    paths = RunPaths(tmp_path)
+    create_result(paths, config={"task": {"name": "regression"}, "epochs": 1})
+    metrics: Any = {"loss/val": 0.5, "rmse/val": 0.7, "r2/val": value, "loss/test": 0.5}
+    update_result(paths, status=COMPLETED, metrics={**metrics, "r2/test": 0.5})
+    (line,) = [line for line in summary_of(paths).splitlines() if line.startswith("nan ")]
+    assert "r2/val: " in line
+    assert "test" not in line
+    for ordinary in ({**metrics, "r2/val": 0.5}, {**metrics, "loss/val": value}):
+        update_result(paths, metrics=ordinary)
+        lines = summary_of(paths).splitlines()
+        assert not [line for line in lines if line.startswith("nan ")], "that is said elsewhere"
+
+
 def test_summary_has_numbers_and_next_steps(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])

@@ -314,3 +314,11 @@ def test_trials_that_cannot_be_compared_at_rungs_are_refused(
     search = Settings(name="random", **{"rungs": "asha", **settings})
     with pytest.raises(ConfigError, match=f"^{key}: "):
         rungs_of(search, configured(*words), [Goal(tag, highest=False) for tag in goals])
+
+
+def test_a_search_that_only_its_first_rung_would_see_is_reported(
+    configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = Settings(name="random", rungs="asha", runs=2, reduction=3)
+    assert rungs_of(search, configured("epochs=9"), [Goal("loss/val", highest=False)])
+    assert "search.reduction=3: " in capsys.readouterr().err

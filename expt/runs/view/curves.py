@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -158,6 +160,7 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure
         axes.set(xlabel="step", title=f"{metric} ({how_to_read})")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
+        _leave_out_diverged(axes, falling=runs[0].is_higher_better(metric))
     if drawn:
         left = len(drawn) - _LEGEND
         place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "fontsize": 7}
@@ -168,6 +171,20 @@ def learning_curves(runs: Sequence[FoundRun], file: Path | io.BytesIO) -> Figure
             text.set_parse_math(False)  # a setting may have dollars
     drawing.savefig(file, format=None if isinstance(file, Path) else "svg")
     return drawing
+
+
+def _leave_out_diverged(axes: Any, *, falling: bool) -> None:
+    """Limit a panel where some values are so far off that all others would be one line."""
+    curves = [[y for y in map(float, line.get_ydata()) if math.isfinite(y)] for line in axes.lines]
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return
+    sign = -1 if falling else 1
+    values = [sign * y for curve in curves for y in curve]
+    first, least = statistics.median(sign * curve[0] for curve in curves), min(values)
+    reach = max(first - least, abs(first) / 10)
+    if max(values) - least > 100 * reach > 0:
+        axes.set(ylim=sorted((sign * (least - reach / 2), sign * (least + 5 * reach))))
 
 
 def predicted_against_true(

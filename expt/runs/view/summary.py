@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
         say(console, f"{at_end}; to continue: {longer}")
     console.print(_final_numbers(result))
+    _say_undefined(console, result.get("metrics") or {})
     if forked := result.get("forked_from"):
         say(console, field("forked from", f"{shown_path(Path(forked['run']))}, {_since(forked)}"))
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
@@ -111,6 +113,18 @@ def _number(value: float | Literal[""] | None) -> str:
     if value is None:
         return "nan"
     return decimals(value) if value != "" else ""
+
+
+def _say_undefined(console: Console, *several: Mapping[str, float | None]) -> None:
+    """Print which metrics are nan though the loss of the same samples is a number."""
+    found = dict[str, None]()
+    for values in several:
+        are_nan = [tag for tag, value in values.items() if value is None or math.isnan(value)]
+        losses = {tag for tag in values if tag not in are_nan}
+        found |= dict.fromkeys(x for x in are_nan if f"loss/{x.rpartition('/')[2]}" in losses)
+    if found:
+        why = "these samples do not define them, e.g. as all have one value of a target"
+        say(console, field("nan", f"{', '.join(found)}: {why}"))
 
 
 def _quoted(path: Path) -> str:
@@ -178,6 +192,7 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
             name = f"mean of {len(several)}" if several else paths.folder.parents[1].name
             row.insert(0, name)
     console.print(plain_table(columns, rows, left=("run", "")))
+    _say_undefined(console, *(record["metrics"] for record in records))
     run = evaluated[0].folder.parents[1]
     if len(records) == 1:
         _print_classes(console, records[0]["evaluation_of"].get("by_class", {}))
