@@ -1,6 +1,5 @@
 """One run's workers as the pool looks at them, with processes that have already ended."""
 
-import dataclasses
 import json
 import os
 import pickle
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from expt.errors import ConfigError, DataError, DeviceLost, Interrupted, RunFailed, TimedOut
 from expt.launch import last_word, processes
@@ -43,11 +41,12 @@ def workers(folder: Path, *codes: int | None) -> Workers:
     return Workers(RunPaths(folder), 0, 60.0, processes)
 
 
-def test_workers_import_nothing_of_the_commands(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The settings as they were composed, and Hydra's own, are of modules that read YAML."""
-    hydra, sent = OmegaConf.create({"job": {"name": "expt"}}), list[bytes]()
-    given = dataclasses.replace(request(tmp_path / "run", typed_at=0.0), hydra=hydra)
-    assert b"omegaconf" in pickle.dumps(given)
+def test_workers_get_no_settings_that_are_parsed_already(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Workers would import the parser of YAML for them."""
+    given, sent = request(tmp_path / "run", typed_at=0.0), list[bytes]()
+    assert b"expt.config.parse" in pickle.dumps(given)
     ended = SimpleNamespace(exitcode=FINISHED)
 
     def start_process(work: Work) -> SimpleNamespace:
@@ -57,7 +56,7 @@ def test_workers_import_nothing_of_the_commands(tmp_path: Path, monkeypatch: Pat
     monkeypatch.setattr(processes, "start", start_process)
     start(Attempt(request=given, devices=()))
     assert len(sent) == 1
-    assert not [each for each in (b"expt.command", b"omegaconf") if each in sent[0]]
+    assert b"expt.config.parse" not in sent[0]
 
 
 def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path: Path) -> None:
