@@ -16,12 +16,13 @@ from expt.command.report import Found, parse, report
 from expt.command.rerun import config_at_start
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import device_s, read_result, result_of_any
 from expt.runs.view.text import Console
 from scripts.stress import carried
 from tests.conftest import Trained
 from tests.facade import Capture, Patch, RunFolder, as_typed, same, start
+from tests.faults.running import wait_until
 
 # scripts/stress_resume asks for more, and other seeds
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
@@ -79,6 +80,7 @@ def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    wait_until(lambda: not is_held(RunPaths(folder)))  # a worker may write a little longer
 
 
 @pytest.mark.parametrize(

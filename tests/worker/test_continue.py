@@ -276,7 +276,7 @@ MIXTURES = {
         *as_typed("scheduler=plateau scheduler.patience=0 scheduler.min_delta=0.05"),
         "scheduler.metric=accuracy/val",
         "early_stop={metric: accuracy/val, patience: 2, min_delta: 0.03}",
-        "optimizer.groups=[{match: '^4', lr_scale: 0.1, weight_decay: 0.1}]",
+        "optimizer.groups=[{match: '^3', lr_scale: 0.1, weight_decay: 0.1}]",
     ),
     "cutmix, parts, transforms, balanced sampling, a callback": (
         *as_typed("cutmix=1.0 gradient_accumulation=2 dataset.sampling=balanced drop_last=false"),
