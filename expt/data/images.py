@@ -30,17 +30,16 @@ from expt.data.pictures import (
     refuse_damaged,
     stretch,
 )
+from expt.data.rows import Chosen
 from expt.data.samples import size_of
 from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
-from expt.data.table_source import Encoder
+from expt.data.table_source import Encoder, Scale, scales_of
 from expt.errors import DataError, warn
 from expt.features import Classes, Feature, Features, Image, Mask
 
 Shape: TypeAlias = tuple[int, int, int]
 """Channels, height, width."""
-Scales: TypeAlias = Mapping[str, tuple[float, float]]
-"""The mean and deviation of each target, by its name; targets are given in these units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,15 +270,21 @@ def of_targets(
         known = train if "train" in parts else None
         return replace(_of_parts(parts, classes, how), classes=known)
     of_scales = functools.partial(_of_numbers, parts, columns, how)
-    scales = how.target_scales(standardises=dataset.standardise_targets)
-    if scales is not None:
-        return of_scales(scales)
-    # The training samples give them, once they are chosen.
-    return replace(of_scales({}), fitted=lambda chosen: of_scales(_scales(train[chosen], columns)))
+    if how.trained_on is not None:
+        return of_scales(how.trained_on.targets.scales)
+    found = of_scales({})
+    if not dataset.standardise_targets:
+        return found
+    numbers = Chosen(train.float().double().numpy())
+
+    def fitted(chosen: Tensor) -> Source:
+        return of_scales(scales_of(numbers, columns, chosen.numpy(), {}))
+
+    return replace(found, fitted=fitted)
 
 
 def _of_numbers(
-    parts: Mapping[str, Pictures], names: Sequence[str], how: Opening, scales: Scales
+    parts: Mapping[str, Pictures], names: Sequence[str], how: Opening, scales: Mapping[str, Scale]
 ) -> Source:
     """Return parts of pictures with numbers [N, T] to predict, or labels of 0 and 1."""
     encoder, scaled = Encoder(names, {}, scales), dict[str, Pictures]()
@@ -290,17 +295,6 @@ def _of_numbers(
     assert train is not None
     found = _of_parts(scaled, how.task.takes.of_columns(names, scales), how)
     return replace(found, targets_of=train.__getitem__)
-
-
-def _scales(targets: Tensor, names: Sequence[str]) -> Scales:
-    """Return the mean and deviation of each target; a deviation of 1 where all are equal.
-
-    `table_source.scales_of` adds numbers up in another order, which gives other bits.
-    """
-    values = targets.float().double()
-    mean, std = values.mean(0), values.std(0, correction=0)
-    std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
-    return dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
 
 
 def _of_parts(parts: Mapping[str, Pictures], targets: Feature, how: Opening) -> Source:

@@ -40,12 +40,6 @@ class Opening(NamedTuple):
     trained_on: Features | None = None
     """The features in the record of a run that is evaluated: their columns and scales are used."""
 
-    def target_scales(self, *, standardises: bool) -> Mapping[str, tuple[float, float]] | None:
-        """Return the scales of targets, none of raw ones; None if training samples give them."""
-        if self.trained_on is not None:
-            return self.trained_on.targets.scales
-        return None if standardises else {}
-
 
 HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
 ValSplit = Annotated[
