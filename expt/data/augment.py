@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -113,15 +113,6 @@ def _scaled(drawn: Tensor, number: int) -> Tensor:
     return (drawn.long() * number >> _BITS)[:, None]
 
 
-class Box(NamedTuple):
-    """Rows `top` to `bottom` and columns `left` to `right` of an image [pixels]."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-
 @dataclass(frozen=True)
 class Mixing:
     """The mixing of each training batch; with both kinds, one is drawn for each batch."""
@@ -146,7 +137,7 @@ class Mixing:
                 inputs = partners.mul(1 - share).add_(samples.mul(share))
             else:
                 inputs = samples.clone()
-                rows, columns = slice(box.top, box.bottom), slice(box.left, box.right)
+                rows, columns = box
                 inputs[..., rows, columns] = partners[..., rows, columns]
             classes = functional.one_hot(batch.targets, self.num_classes).float()
             yield batch._replace(
@@ -155,7 +146,7 @@ class Mixing:
 
     def drawn(
         self, seed: int, epoch: int, number: int, image_size: tuple[int, ...]
-    ) -> tuple[float, Box | None]:
+    ) -> tuple[float, tuple[slice, slice] | None]:
         """Return how much of a sample stays in batch `number`, and its partner's box in cutmix."""
         # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no
         # generator.
@@ -167,14 +158,16 @@ class Mixing:
         if not cuts:
             return share, None
         height, width = image_size
-        box = box_of(share, generator.randint(height), generator.randint(width), image_size)
-        return 1 - (box.bottom - box.top) * (box.right - box.left) / (height * width), box
+        y, x = generator.randint(height), generator.randint(width)
+        rows, columns = box_of(share, y, x, image_size)
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return 1 - area / (height * width), (rows, columns)
 
 
-def box_of(share: float, y: int, x: int, image_size: tuple[int, ...]) -> Box:
-    """Return a box of 1 - share of the image, around row y and column x, clipped at the edges."""
+def box_of(share: float, y: int, x: int, image_size: tuple[int, ...]) -> tuple[slice, slice]:
+    """Return rows and columns of a box of 1 - share of the image around y and x, clipped to it."""
     height, width = image_size
     half = 0.5 * math.sqrt(1 - share)
-    rows, columns = int(half * height), int(half * width)
-    top, bottom = max(y - rows, 0), min(y + rows, height)
-    return Box(top, bottom, max(x - columns, 0), min(x + columns, width))
+    above, beside = int(half * height), int(half * width)
+    rows = slice(max(y - above, 0), min(y + above, height))
+    return rows, slice(max(x - beside, 0), min(x + beside, width))

@@ -226,7 +226,7 @@ def test_a_batch_is_what_torchvision_makes_of_it(make: Any, mixing: Mixing) -> N
         if box is not None:
             kind, params["box"] = (
                 v2.CutMix(num_classes=CLASSES),
-                (box.left, box.top, box.right, box.bottom),
+                (box[1].start, box[0].start, box[1].stop, box[0].stop),
             )
         assert torch.equal(batch.inputs, kind.transform(whole.inputs, params))
         assert torch.equal(batch.targets, kind.transform(whole.targets, params))
@@ -242,8 +242,8 @@ def test_a_box_is_torchvision_s() -> None:
         x, y = int(torch.randint(9, (1,))), int(torch.randint(12, (1,)))
         torch.manual_seed(seed)
         params = cut.make_params([torch.zeros(1, 3, 12, 9)])
-        top, bottom, left, right = box_of(share, y, x, (12, 9))
-        assert params["box"] == (left, top, right, bottom)
+        rows, columns = box_of(share, y, x, (12, 9))
+        assert params["box"] == (columns.start, rows.start, columns.stop, rows.stop)
 
 
 def test_a_share_is_drawn_for_each_batch_alone_and_spread_as_beta() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from expt.config.schema import RunConfig
 from expt.data import indexing
-from expt.data.augment import Box, Mixing
+from expt.data.augment import Mixing
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ def trained_on(worker: Worker, configs: list[RunConfig]) -> list[dict[str, Any]]
 
 
 def mixed(
-    images: torch.Tensor, labels: torch.Tensor, share: float, box: Box | None
+    images: torch.Tensor, labels: torch.Tensor, share: float, box: tuple[slice, slice] | None
 ) -> list[torch.Tensor]:
     """By torchvision, of a whole batch."""
     kind: Any = v2.MixUp(num_classes=10) if box is None else v2.CutMix(num_classes=10)
@@ -55,7 +55,9 @@ def mixed(
     if box is None:
         params |= {"lam": share}
     else:
-        params |= {"lam_adjusted": share, "box": (box.left, box.top, box.right, box.bottom)}
+        rows, columns = box
+        params |= {"lam_adjusted": share}
+        params |= {"box": (columns.start, rows.start, columns.stop, rows.stop)}
     return [kind.transform(each, params) for each in (images, labels)]
 
 
