@@ -142,10 +142,7 @@ def path_of(labels: str, root: str) -> Path:
         kinds = ", ".join(SUFFIXES)
         raise ConfigError(f"dataset.labels={labels}: is no table of labels ({kinds}); give one")
     if not path.is_file():
-        above, none = Path(root).parent / labels, absent(Path(labels), "file")
-        if above.is_file():
-            none = f"there is no such file. Did you mean '{above}'?"
-        raise ConfigError(f"dataset.labels={labels}: {none}")
+        raise ConfigError(f"dataset.labels={labels}: {absent(Path(labels), 'file')}")
     return path
 
 

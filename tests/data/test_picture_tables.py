@@ -231,13 +231,6 @@ def test_lists_that_do_not_do_are_refused(
         built(root, words)
 
 
-def test_a_list_next_to_the_folder_is_named(root: Path, monkeypatch: Patch) -> None:
-    (root.parent / "beside.csv").write_text("id,y\n")
-    monkeypatch.chdir("/")
-    with pytest.raises(ConfigError, match=f"Did you mean '{root.parent}/beside.csv'"):
-        built(root, "dataset.labels=beside.csv")
-
-
 def test_a_folder_without_pictures_is_named(root: Path) -> None:
     (root / "empty").mkdir()
     for name, problem in (("imags", "there is no such folder.*images"), ("empty", "no pictures")):
