@@ -65,17 +65,10 @@ def lines_of(path: Path, separator: str, rows: Sequence[int]) -> str:
     return f"remove {which} {', '.join(lines)} if {are} no data, or "
 
 
-def line_and_fix(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
-    """Return the line of a row with its text, and advice if it has other cells than `names`."""
+def line_of(path: Path, separator: str, row: int) -> str:
+    """Return the line of a row, with its text."""
     line, cells = next(itertools.islice(rows_of(path, separator), row + 1, None), (0, [""]))
-    sign, more = repr(separator), len(cells) - len(names)
-    if more == 1 and not cells[-1]:
-        fix = f"it ends with a {sign}, and line 1 does not; let both do it, or none"
-    elif more == -1 and names[-1].startswith("Unnamed: "):
-        fix = f"line 1 ends with a {sign}, and it does not; let both do it, or none"
-    else:
-        fix = f"a {sign} in a cell needs quotes, a decimal sign is a point"
-    return f"line {line} ({separator.join(cells)[:40]!r})", fix
+    return f"line {line} ({separator.join(cells)[:40]!r})"
 
 
 def header_below(path: Path, name: str, separators: str) -> str:
@@ -158,10 +151,8 @@ class _LastRows:
         filled = [name for name, text in self._texts.items() if text]
         for name in filter(lambda name: is_word(self._texts[name]), filled):
             if (size := _named(self._batch[name])) and self._ends(name, size):
-                why = "is a total, or an end"
-                if size > 1:
-                    why += f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
-                return dict.fromkeys(range(self._last + 1 - size, self._last + 1), why)
+                places = range(self._last + 1 - size, self._last + 1)
+                return dict.fromkeys(places, "is a total, or an end")
         if len(filled) == 1 < self._batch.num_columns - 1 and self._is_note(filled[0]):
             why = "has a single cell that is not empty, and no other row has an empty one"
             return {self._last: why}
