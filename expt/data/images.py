@@ -32,7 +32,6 @@ from expt.data.pictures import (
 )
 from expt.data.rows import Chosen
 from expt.data.samples import size_of
-from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
 from expt.data.table_source import Encoder, Scale, scales_of
 from expt.errors import DataError, warn
@@ -358,9 +357,8 @@ def _transformed(images: Dataset[Any], shape: Shape, options: LoaderOptions) -> 
     """Return images with their transforms. Warn where these can't be repeated."""
     found = Transformed(images, options.transforms, shape, options.transforms_key)
     if options.shard.rank == 0:
-        with preserved_generators():
-            for problem in found.unseeded():
-                warn(problem)
+        for problem in found.unseeded():
+            warn(problem)
     return found
 
 
