@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from expt.data.indexing import mix
+from expt.data.kinds import Augment
 
 if TYPE_CHECKING:
     from expt.data.loading import Batch
@@ -23,20 +24,8 @@ _BITS = 15  # of each random number: those of int16
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
 
-@dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Augment):
     """The augmentation of each training image; `bool()` is False if there is none."""
-
-    crop_padding: int = 0
-    """pixels added on each side before a crop to the former size; 0 crops nothing"""
-    padding_mode: Literal["constant", "reflect"] = "constant"
-    """those pixels: black, or the image mirrored at its edge"""
-    flip: bool | Literal["alternate"] = False
-    """mirror every second image, on average, left to right; or each image in every second epoch"""
-    cutout: int = 0
-    """side of a square of the mean colour, anywhere in the image and clipped at its edges [pixels];
-    0 cuts nothing
-    """
 
     def __bool__(self) -> bool:
         return bool(self.crop_padding or self.flip or self.cutout)
