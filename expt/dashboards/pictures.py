@@ -194,9 +194,10 @@ class Review:
     def __call__(self, batch: Batch, logits: Tensor) -> None:
         """Take in a batch, whose labels must all count, and its logits [B, num_classes].
 
-        Waits for no device.
+        The label of a sample with shares of classes is that of the largest. Waits for no device.
         """
         classes, labels = max(self._num_classes, logits.shape[1]), batch.targets
+        labels = labels if labels.dim() == 1 else labels.argmax(1)
         chances = logits.float().log_softmax(1)
         highest, predicted = chances.max(1)
         if self.confusion is None:

@@ -119,8 +119,10 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64."""
-        logits = at_least_single(outputs)
-        return functional.cross_entropy(logits, batch.targets, reduction="sum"), outputs.shape[0]
+        logits, labels = at_least_single(outputs), batch.targets
+        if labels.dim() == 2:
+            labels = labels.to(logits)
+        return functional.cross_entropy(logits, labels, reduction="sum"), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it with label smoothing and class weights."""

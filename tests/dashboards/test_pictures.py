@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional
 
 import expt
 from expt.dashboards.events import pictures_of_evaluations
@@ -144,12 +145,17 @@ def test_a_model_without_mistakes_has_none() -> None:
     assert Review(3, keep=4).mistakes() is None
 
 
-def test_numbers_of_each_class_are_scikit_learns_whatever_the_samples_are() -> None:
+@pytest.mark.parametrize("are_shares", [False, True])
+def test_numbers_of_each_class_are_scikit_learns_whatever_the_samples_are(
+    are_shares: bool,
+) -> None:
     """One output more than there are classes, and a class without samples."""
     torch.manual_seed(0)
     logits, labels = torch.randn(40, 5), torch.randint(3, (40,))
-    review = Review(4, keep=0)
-    review(Batch({"text": ["a"] * 40}, labels, 40), logits)
+    review, targets = Review(4, keep=0), labels
+    if are_shares:
+        targets = 0.1 + 0.6 * functional.one_hot(labels, 4)
+    review(Batch({"text": ["a"] * 40}, targets, 40), logits)
     seen = review.gather()
     assert seen is not None
     found = by_class(seen[0], ["a", "b", "c", "d"])

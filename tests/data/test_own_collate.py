@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
@@ -17,6 +18,9 @@ from expt.data.source import Source
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification
 from expt.training.strategy import can_be_cut, micro_batches
+from tests.worker.conftest import TrainAlone, train_alone
+
+__all__ = ["train_alone"]
 
 CPU = torch.device("cpu")
 PIXELS = torch.arange(8 * 2 * 3 * 3.0).view(8, 2, 3, 3) / 144
@@ -150,6 +154,35 @@ def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None
         list(mixed.epoch(1))
     with pytest.raises(DataError, match=r"float32 \[\d, 2\]; let them be class numbers"):
         batches("shares")
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_a_run_trains_and_is_evaluated_by_shares_of_classes(
+    samples: int, train_alone: TrainAlone
+) -> None:
+    """Also where a batch has as many samples as there are classes, and by double outputs."""
+    done = train_alone(
+        *("~dataset", "~model", f"+dataset._target_={__name__}.Rows", "+dataset.kind=shares"),
+        *("+dataset.num_classes=2", f"+model._target_={__name__}.Double"),
+        *("epochs=1", f"batch_size={samples}", "eval_split=test"),
+    )
+    data, model = Rows(train=False, kind="shares"), done.run.learner.module.eval()
+    inputs, shares = data.collate([data[index] for index in range(8)])
+    outputs = model(inputs)
+    loss = functional.cross_entropy(outputs, shares.double()).item()
+    assert done.result["metrics"]["loss/test"] == pytest.approx(loss, rel=1e-5)
+    right = (outputs.argmax(1) == shares.argmax(1)).float().mean().item()
+    assert done.result["metrics"]["accuracy/test"] == pytest.approx(right)
+
+
+class Double(nn.Linear):
+    """Has outputs in double of rows of 18 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(18, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
 
 
 class Structures(Dataset[Any]):
