@@ -128,7 +128,9 @@ class Mixing:
                 inputs = samples.clone()
                 rows, columns = box
                 inputs[..., rows, columns] = partners[..., rows, columns]
-            classes = functional.one_hot(batch.targets, self.num_classes).float()
+            classes = batch.targets  # shares, as a custom `collate` may make of them
+            if classes.dim() == 1:
+                classes = functional.one_hot(classes, self.num_classes).float()
             yield batch._replace(
                 inputs=inputs, targets=classes[:-1].mul(1 - share).add_(classes[1:].mul(share))
             )

@@ -145,13 +145,14 @@ class Rows(Pictures):
         return images.flatten(1), targets
 
 
-def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None:
+def test_shares_of_classes_are_taken_but_for_pictures() -> None:
     load, options = opened("shares", "Rows").train.load, LoaderOptions(batch_size=8, device=CPU)
     (batch,) = load(torch.arange(8), options).epoch(1)
     assert batch.targets.tolist() == [[1, 0], [0, 1]] * 4
     mixed = load(torch.arange(8), dataclasses.replace(options, mixing=Mixing(2, mixup=1.0)))
-    with pytest.raises(RuntimeError, match="one_hot"):
-        list(mixed.epoch(1))
+    targets = next(mixed.epoch(1)).targets
+    assert torch.allclose(targets.sum(1), torch.ones(len(targets)))
+    assert set(targets.flatten().tolist()) != {0.0, 1.0}
     with pytest.raises(DataError, match=r"float32 \[\d, 2\]; let them be class numbers"):
         batches("shares")
 
