@@ -192,7 +192,11 @@ def _unreadable(word: str, error: Exception) -> str:
     """Return why the grammar has no reading for a word, and how it is written."""
     if ("=" not in word and not word.startswith("~")) or re.match(r"[^=]*\s=", word):
         return "is not of the form key=value; write both in one word, without spaces"
-    problem = " ".join(str(error.__cause__ or first_line(error)).split())
+    if error.__cause__:  # of a function
+        return f"{' '.join(str(error.__cause__).split())}; quote it if it is a text"
+    problem = first_line(error)
+    if "<EOF>" in problem:
+        return "ends where more is expected: a comma is left over, or a bracket or quote is open"
     if problem.startswith("LexerNoViableAlt"):
         problem = "has a sign that needs quotes"
     return f"{problem}; quote each text in it: \"key=['a (b)',c]\""

@@ -68,7 +68,7 @@ class Grid:
     def repetitions(self) -> int:
         """How many seeds and folds it has for each setting."""
         axes = zip(self._axes, self.keys, strict=True)
-        return math.prod(len(self._lists[at]) for at, key in axes if key in REPEATED)
+        return math.prod(len({*self._lists[at]}) for at, key in axes if key in REPEATED)
 
     def __len__(self) -> int:
         """Return the number of combinations."""

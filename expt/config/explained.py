@@ -174,7 +174,9 @@ def _fix(key: str, lines: Sequence[_Line], text: str | None) -> str:
         fix = f"; a list is one value; for a run of each write -m {key}={values}"
         return fix if may_be_texts or all(are_meant) else ""
     why = f"; {value!r} is a text" if isinstance(value, str) else ""
-    return "" if written is None else f"{why}; write {key}={written}"
+    if written is None:
+        return why if value and str(value)[0] in "[{" else ""
+    return f"{why}; write {key}={written}"
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:

@@ -6,7 +6,8 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
@@ -460,3 +461,11 @@ def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:
     if twice := next((name for name in names if names.count(name) > 1), None):
         keys = " and ".join(f"dataset.{key}" for key, each in chosen.items() if twice in each)
         raise ConfigError(f"{keys}={twice}: is named twice; name it once")
+
+
+def differ_in_case(where: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield a warning of names that differ in nothing but case or spaces, if there are some."""
+    spelled = sorted(("".join(name.split()).casefold(), name) for name in names)
+    number = Counter(plain for plain, _ in spelled)
+    if several := listed(repr(name) for plain, name in spelled if number[plain] > 1):
+        yield f"{where} differ only in case or spaces: {several}; write those alike that are one"

@@ -347,7 +347,8 @@ class _Csv(Table):
         if row not in self._unequal:
             return f"; remove {line}"
         named = ", ".join(self.names)[:60]
-        fix = f"a {self.separator!r} in a cell needs quotes, a decimal sign is a point"
+        fix = f"a {self.separator!r} in a cell needs quotes"
+        fix += ", a decimal sign is a point" if self.separator == "," else ""
         return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
 
     def _read(

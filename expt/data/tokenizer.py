@@ -85,6 +85,10 @@ class Tokenizer:
         own, vocab_size = _load(name, fingerprint(name))
         self._own = own
         pads = own.pad_token_id, own.eos_token_id, 0
+        least = 0 if is_causal else own.num_special_tokens_to_add()
+        if max_tokens is not None and max_tokens <= least:
+            why = f"its tokenizer adds {least} tokens to each text, which leaves none; give more"
+            raise ConfigError(f"dataset.max_tokens={max_tokens}: {why}")
         limit = max_tokens or (own.model_max_length if own.model_max_length < _MOST else None)
         has_segments = not is_causal and _has_segments(own)
         self.sizes: dict[str, Any] = {

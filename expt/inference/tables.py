@@ -367,7 +367,11 @@ class TextRows(TableInputs):
     def _read(self, columns: Mapping[str, Any], opened: _Opened) -> _Read:
         from expt.data.texts import cells_of
 
-        return [cells_of(cells, name) for name, cells in columns.items()], {}, {}
+        gaps = {x: Counter({"": each.null_count}) for x, each in columns.items() if each.null_count}
+        return [cells_of(cells, name) for name, cells in columns.items()], {}, gaps
+
+    def _unknown(self, name: str, texts: Counter[str]) -> str:
+        return f"column {name}: {texts.total()} cells are empty, and are read as empty texts"
 
     def _chosen(self, values: Any, places: np.ndarray) -> tuple[Any, Any]:
         return self._encode([[texts[place] for place in places] for texts in values])

@@ -121,5 +121,8 @@ def _changes(parent: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any
     then = keys.flat(parent)
     now = keys.flat(shown(config))
     changed = differing(then, now, "result")
+    groups = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
+    both = then.keys() & now.keys() - {*changed}  # of another optimizer the rate counts, too
+    changed += sorted(x for x in both if groups and x.startswith(groups) and then[x] != now[x])
     where_begun = keys.varying("source")
     return {key: [then.get(key), now.get(key)] for key in changed if key not in where_begun}

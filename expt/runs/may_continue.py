@@ -56,7 +56,8 @@ class Source(NamedTuple):
             return self.by_weights()
         run, step = shlex.quote(str(self.checkpoint.run)), self.checkpoint.step
         settings = shown(config)
-        kept = [_typed(key, settings) for key in self.changed(config)]  # it has all others
+        changed = [key for key in self.changed(config) if key != "weights"]  # it has the parent's
+        kept = [_typed(key, settings) for key in changed]  # it has all others
         lengths = fork.least_lengths(config)
         if not lengths:
             asked = {key: settings[key] for key in ("epochs", "max_steps")}

@@ -52,6 +52,10 @@ def test_a_grid_of_one_run_is_that_run(words: list[str]) -> None:
     assert as_dict(of_grid) == as_dict(words)
 
 
+def test_a_seed_that_is_named_twice_is_one_repetition() -> None:
+    assert Grid(["seed=1,1,0", "optimizer.lr=0.1,0.2"], composer()).repetitions == 2
+
+
 def test_mappings_of_one_key_are_combined_and_all_count() -> None:
     axes = [f"{FLIP},{{flip: false}}", f"dataset.augment={{crop_padding: 0}},{CROP[16:]}"]
     runs = [*Grid(axes, composer())]

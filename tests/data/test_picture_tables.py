@@ -95,6 +95,17 @@ def test_pictures_are_found_by_any_path(root: Path, name: str, header: str) -> N
     assert read(data) == {x: [2, 1, 0][x % 3] for x in range(12)}
 
 
+@pytest.mark.parametrize(("task", "name"), [("classification", "red"), ("multilabel", "green")])
+def test_classes_that_differ_only_in_case_are_reported(
+    task: str, name: str, root: Path, capsys: Capture
+) -> None:
+    lines = [f"p{x:02},{(name, name.title(), 'blue')[x % 3]}" for x in range(12)]
+    (root / "my.csv").write_text("\n".join(["id,kind", *lines]))
+    words = f"dataset=image_folder dataset.root=x dataset.labels=my.csv task={task}"
+    of(root, f"dataset.labels=my.csv task={task}").prepare(part("task", words))
+    assert f"'{name.title()}', '{name}'" in capsys.readouterr().err
+
+
 def test_columns_of_0_and_1_are_labels_and_a_run_names_those_of_another_list(root: Path) -> None:
     lines = [f"p{x:02},{x % 2},{int(x < 3)}" for x in range(12)]
     (root / "wide.csv").write_text("\n".join(["id,odd,few", *lines]))

@@ -140,13 +140,20 @@ def test_the_first_row_that_cannot_be_read_is_shown(tmp_path: Path, causal: Path
         facade.built(spoken(path, causal, "chat"), CAUSAL)
 
 
+def test_texts_are_longer_than_the_tokens_that_each_gets(tmp_path: Path, bert: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", ["text", "y"], [("w1 w2", 0.5), ("w3", 1)])
+    for most in (1, 2):
+        with pytest.raises(ConfigError, match=f"dataset.max_tokens={most}: .* adds 2 tokens"):
+            facade.built(of(path, bert, max_tokens=most), NUMBER)
+
+
 def test_tokens_are_made_once(tmp_path: Path, bert: Path, monkeypatch: Patch) -> None:
     path = write_csv(tmp_path / "t.csv", ["text", "y"], [("w1 w2", 0.5), ("w3", 1)])
     first = read_tensors(facade.built(of(path, bert), NUMBER))
     monkeypatch.setattr(tokenizer, "_load", None)
     assert facade.same(read_tensors(facade.built(of(path, bert), NUMBER)), first)
     with pytest.raises(TypeError):  # it would be called for others
-        facade.built(of(path, bert, max_tokens=2), NUMBER)
+        facade.built(of(path, bert, max_tokens=3), NUMBER)
 
 
 def read_tensors(data: Data) -> Any:

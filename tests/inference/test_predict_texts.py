@@ -105,6 +105,7 @@ def test_a_run_is_used_without_its_tokenizers_folder(
     other = write_csv(tmp_path / "new.csv", ["id", "said", "kind", "more"], rows)
     done = typed("predict", str(run.folder), str(other), "--output", str(tmp_path / "out.csv"))
     assert done.returncode == 0
+    assert "column said: 1 cells are empty" in done.stderr
     with (tmp_path / "out.csv").open() as file:
         answers = [*csv.DictReader(file)]
     assert [each["class"] for each in answers] == ["ab"[name] for name in names]

@@ -379,8 +379,10 @@ def test_another_optimizer_begins_anew_and_rank_0_says_so(
 ) -> None:
     words = (*FORKED, "model.hidden=[8]", "epochs=4")
     forking(*words, name="parent")
-    forking(*words, "optimizer=adam", "fork=parent@20", name="fork")
+    fork = forking(*words, "optimizer=adam", "optimizer.lr=0.007", "fork=parent@20", name="fork")
     assert "fork=parent@20: was trained by " in capsys.readouterr().err
+    changed = fork.result["forked_from"]["changed"]  # also the rate, which both have
+    assert [changed[f"optimizer.{key}"][1] for key in ("name", "lr")] == ["adam", 0.007]
 
 
 def test_a_number_that_is_none_stays_one_in_a_total_of_workers() -> None:

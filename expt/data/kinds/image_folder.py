@@ -27,6 +27,7 @@ from expt.data.folders import left_out, parts_there
 from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.pictures import look, look_at, look_at_pair, report_found
 from expt.data.plain_text import composed
+from expt.data.rows import differ_in_case
 from expt.errors import DataError, collected, listed, warn_once
 from expt.features import Classes, Features, Labels, Mask, Numbers
 from expt.late import torch
@@ -250,6 +251,8 @@ class ImageFolder(_Folder, kinds.Images):
             warn_once(note)
         for part, listing in listings.items():
             listing.report(part)
+            for note in differ_in_case("classes", listing.classes or listing.columns):
+                warn_once(note)
 
     def _takes_cache(self, number: int) -> bool:
         """Return whether a `number` of images are decoded into the cache."""

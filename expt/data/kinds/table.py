@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +24,7 @@ from expt.data.kinds import (
     TargetTransform,
     ValSplit,
 )
-from expt.data.rows import Rows, Wanted, features_word, load, with_logs
+from expt.data.rows import Rows, Wanted, differ_in_case, features_word, load, with_logs
 from expt.data.table_files import files_of, fingerprint, open_table
 from expt.errors import listed, warn_once
 from expt.features import ROLES, Anything, Classes, Features, Labels, Numbers, Tokens
@@ -168,10 +167,7 @@ def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
     for where, each in texts.items():
-        spelled = sorted(("".join(text.split()).casefold(), text) for text in each)
-        number = Counter(plain for plain, _ in spelled)
-        if alike := listed(repr(text) for plain, text in spelled if number[plain] > 1):
-            yield f"{where} differ only in case or spaces: {alike}; write those alike that are one"
+        yield from differ_in_case(where, each)
     ids, others = list[str](), list[str]()
     for place, name in enumerate(rows.feature_names):
         is_number = name not in rows.texts and name not in rows.ways
