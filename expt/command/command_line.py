@@ -143,7 +143,7 @@ def kept_words(paths: RunPaths) -> list[str]:
     """Return the words that a run was started with, interpolations as typed; none without them."""
     if not paths.overrides.exists():
         return []
-    return [*map(str, read_yaml(paths.overrides))]
+    return [*map(str, read_yaml(paths.overrides) or ())]
 
 
 def words_to_keep(paths: RunPaths, words: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -64,7 +65,7 @@ def _exit_code(words: Sequence[str], typed_at: float) -> int:
 def _carried_out(words: Sequence[str], typed_at: float) -> int:
     """Carry out the command, print the error that ends it, and return the exit code."""
     # A breakpoint may wait for a person.
-    shown = progress.reported(str if last_value(words, "debug") == "true" else _progressed)
+    shown = progress.reported(str if _is_debugged(words) else _progressed)
     try:
         with machine.seldom_collecting(), shown, warned_once():
             code = _do(words, typed_at)
@@ -121,11 +122,15 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     return 0
 
 
+def _is_debugged(words: Sequence[str]) -> bool:
+    return (last_value(words, "debug") or "").lower() == "true"
+
+
 def _start_importing(options: Options) -> None:
     """Let the forkserver import torch on another core while this process composes."""
     words = options.settings
     on_cluster = (last_value(words, "hydra/launcher") or "").startswith("submitit")
-    if not (options.printing or on_cluster or last_value(words, "debug") == "true"):
+    if not (options.printing or on_cluster or _is_debugged(words)):
         sweep = forkserver.SWEEP_MODULES if options.sweep or last_value(words, "sweep") else ()
         forkserver.warm([*sweep, *forkserver.libraries_in(words)])
 
@@ -158,7 +163,9 @@ def _place_of(problem: str, words: Sequence[str]) -> str:
 
     named = (word.partition("=")[2] for word in words)
     places = (started_elsewhere(each, problem) for each in (*words, *named))
-    return next((f"\n{place}" for place in places if place), "")
+    with contextlib.suppress(OSError):  # a folder that can't be entered
+        return next((f"\n{place}" for place in places if place), "")
+    return ""
 
 
 def _complain(error: ExptError) -> None:

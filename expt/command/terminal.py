@@ -37,7 +37,7 @@ class _Lossy(io.FileIO):
 
     def write(self, data: Any) -> int:
         with contextlib.suppress(OSError):
-            return super().write(data)
+            return super().write(data) or len(data)  # None where it is full and does not block
         return len(data)
 
 

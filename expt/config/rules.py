@@ -96,8 +96,8 @@ def _model(config: RunConfig, machine: Machine) -> Problems:
         yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
     if isinstance(model, groups.Transformer):
         if model.width % model.heads:
-            below = model.width // model.heads * model.heads
-            near = f"{below or model.heads} or {below + model.heads}"
+            below = max(model.width // model.heads, 1) * model.heads
+            near = f"{below} or {below + model.heads}"
             yield "model.width", f"must divide by model.heads={model.heads}", f"use {near}"
         elif model.positions == "rotary" and model.width // model.heads % 2:
             why = f"turns pairs of channels, and each head has {model.width // model.heads}"
@@ -374,8 +374,7 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
         raise ConfigError(
-            f"{key}: {config.dataset.label} has no test set; use eval_split=val"
-            " objective=accuracy/val"
+            f"{key}: {config.dataset.label} has no test set; use eval_split=val objective=auto"
         )
 
 

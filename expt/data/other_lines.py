@@ -45,7 +45,8 @@ _FEW = 5
 
 def rows_of(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the cells of each row and the line where it ends, the header's first."""
-    with path.open(encoding="utf-8-sig", newline="") as text, contextlib.suppress(csv.Error):
+    wrong = csv.Error, UnicodeDecodeError  # what follows is not read
+    with path.open(encoding="utf-8-sig", newline="") as text, contextlib.suppress(*wrong):
         reader = csv.reader(text, delimiter=separator)
         for cells in reader:
             if len(cells) > 1 or "".join(cells).strip():

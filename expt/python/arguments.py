@@ -59,7 +59,8 @@ class _Setting:
 
     def __init__(self, key: str, sweep: bool) -> None:
         key = re.sub(r"\[(\d+)\]", r".\1", key)  # of an element
-        self._key, self._sweep = key, sweep
+        self._key = key
+        self._sweep = sweep and key.partition(".")[0] != "search"  # a list there is not an axis
         self._is_group = key in GROUPS or key == "search"
         self._is_open = self._is_group or key in holders() or key.partition(".")[0] == "hydra"
 
@@ -67,7 +68,8 @@ class _Setting:
         """Yield the words for `value`; a group's choice comes before its keys."""
         value = self._given(value)
         if self._key == "search.when" and isinstance(value, Mapping):
-            value = [f"{condition}: {axis}" for condition, axis in value.items()]
+            several = {key: [it] if isinstance(it, str) else it for key, it in value.items()}
+            value = [f"{condition}: {axis}" for condition in several for axis in several[condition]]
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
         elif self._sweep and (axis := _axis(self._key, value)) is not None:
@@ -90,19 +92,18 @@ class _Setting:
             return
         if self._is_group and "name" in values:
             yield from _Setting(self._key, self._sweep).words(values["name"])
-        sweep = self._sweep and self._key != "search"  # a list there is not an axis
         for name, value in values.items():
             if not (self._is_group and name == "name"):
-                yield from _Setting(f"{self._key}.{name}", sweep).words(value)
+                yield from _Setting(f"{self._key}.{name}", self._sweep).words(value)
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
         """Yield a class with the first value of each axis, then the axes of its arguments."""
-        axes = {
-            name: axis
-            for name, value in values.items()
-            if self._sweep and (axis := _axis(f"{self._key}.{name}", value))
-        }
-        first = {**values, **{name: axis[0] for name, axis in axes.items()}}
+        axes, first = dict[str, Any](), {**values}
+        for name, value in values.items() if self._sweep else ():
+            if isinstance(value, Interval):
+                axes[name], first[name] = value, value.low
+            elif axis := _axis(f"{self._key}.{name}", value):
+                axes[name], first[name] = axis, axis[0]
         yield Exact(f"{self._key}={self._text(first)}")
         for name, axis in axes.items():
             yield from _Setting(f"{self._key}.{name}", sweep=True).words(axis)
@@ -211,6 +212,8 @@ def dotted(key: str, cls: Any) -> str:
 class Interval(str):
     """The values between two numbers, as Hydra's grammar has them; see `interval`."""
 
+    low: float
+
 
 def interval(low: float, high: float, *, log: bool = False) -> Interval:
     """Return all numbers from `low` to `high` as an axis of a search.
@@ -222,7 +225,10 @@ def interval(low: float, high: float, *, log: bool = False) -> Interval:
     >>> interval(16, 256)
     'int(interval(16,256))'
     """
-    text = f"interval({low!r},{high!r})"
-    if isinstance(low, int) and isinstance(high, int):
+    ends = [each.item() if hasattr(each, "item") else each for each in (low, high)]  # of NumPy
+    text = "interval({!r},{!r})".format(*ends)
+    if all(isinstance(each, int) for each in ends):
         text = f"int({text})"
-    return Interval(f"tag(log,{text})" if log else text)
+    found = Interval(f"tag(log,{text})" if log else text)
+    found.low = ends[0]
+    return found

@@ -6,6 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -217,7 +218,7 @@ def build(
 def _number(name: str, value: Any) -> float:
     """Return a metric's number; of several with names the one of its own name."""
     found = value.get(name) if isinstance(value, Mapping) else value
-    if isinstance(found, Tensor) and found.numel() == 1:
+    if isinstance(found, Real) or (isinstance(found, Tensor) and found.numel() == 1):
         return float(found)
     fix = "choose an average, e.g. average=macro"
     if isinstance(value, Mapping):

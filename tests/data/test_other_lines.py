@@ -97,6 +97,14 @@ def test_a_hugging_face_folder_of_texts_is_read_alike(name: str, tmp_path: Path)
         built(chosen, CLASS)
 
 
+def test_a_column_that_is_not_there_is_named_in_a_file_of_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(("a,b,y\n" + "1,2,u\n" * 20 + "1,2,é\n").encode("latin-1"))
+    for target in ("y", "z"):
+        with pytest.raises(ConfigError, match=r"t\.csv"):
+            of(path, targets=target).load(CLASS)
+
+
 GOOD = {
     "BOM, and lines between": lines("\ufeff", below=" ", middle="\n", end=",,\n\n"),
     "commas at all ends": "\n".join(f"{line}," for line in lines().splitlines()),

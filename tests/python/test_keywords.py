@@ -177,6 +177,30 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
 ]
 
 
+def test_an_interval_is_an_axis_also_of_a_class_and_by_numbers_of_numpy() -> None:
+    width = expt.interval(np.int64(8), np.int64(64))
+    words = words_of((), {"model": {"_target_": Net, "width": width}}, sweep=True)
+    assert words[0].startswith("model={_target_:")
+    assert "width:8" in words[0].replace(" ", "")
+    assert words[1:] == ["model.width=int(interval(8,64))"]
+    assert expt.interval(*np.logspace(-4, 0, 2), log=True) == "tag(log,interval(0.0001,1.0))"
+
+
+def test_a_list_of_a_search_is_no_axis_however_its_key_is_given() -> None:
+    limits = ["loss/val<1", "memory/worker_mib<4000"]
+    found = [
+        words_of(({"search.constraints": limits},), {}, sweep=True),
+        words_of((), {"search": {"constraints": limits}}, sweep=True),
+    ]
+    assert found[0] == found[1]
+    assert len(words_of(found[0], {})) == 1
+    assert not words_of(found[0], {})[0].startswith("search.constraints='loss")
+    when = {"model=mlp": ["a=1,2", "b=3,4"]}
+    assert words_of((), {"search": {"when": when}}, sweep=True) == words_of(
+        (), {"search": {"when": ["model=mlp: a=1,2", "model=mlp: b=3,4"]}}, sweep=True
+    )
+
+
 @pytest.mark.parametrize(("given_by_name", "key"), REFUSED)
 def test_inexpressible_value_is_refused(given_by_name: Mapping[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}"):

@@ -144,6 +144,18 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
+class AsFloat(classification.MulticlassAccuracy):
+    def compute(self) -> Any:
+        return np.float32(super().compute())
+
+
+def test_a_metric_may_give_a_number_of_python_or_numpy() -> None:
+    task = Classification()
+    kinds = {"as_float": AsFloat(CLASSES), "as_tensor": classification.MulticlassAccuracy(CLASSES)}
+    found = values_of(task, samples(task), ExtraMetrics(kinds))
+    assert found["as_float"] == pytest.approx(found["as_tensor"])
+
+
 def test_an_evaluation_of_which_no_worker_measures_a_batch_gives_nothing() -> None:
     found, task = metrics(Classification()), Classification()
     rare = Progress(left_out=("auroc", "f1", "highest"))
