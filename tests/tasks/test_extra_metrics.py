@@ -144,7 +144,7 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
-class AsFloat(classification.MulticlassAccuracy):
+class AsFloat(classification.MulticlassAccuracy):  # type: ignore[misc]
     def compute(self) -> Any:
         return np.float32(super().compute())
 
