@@ -53,9 +53,9 @@ class SearchCommand:
         self._space = space_of(
             axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
-        refuse_repetitions(self._space)
         self._keys = [*dict.fromkeys(parameter.name for parameter in self._space.parameters)]
         self._folder = sweep.open()
+        refuse_repetitions(self._space, self._config_of)
         self._corners = [*map(self._nearest, self._space.corners())]
         config = self._check_trials()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -24,11 +25,13 @@ from expt.command.grammar import (
     words_of,
 )
 from expt.config import keys
+from expt.config.identity import REPEATED, digest
 from expt.config.parse import wrong_values
+from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
 from expt.runs.overrides import unquoted
-from expt.search.space import Parameter, Space
+from expt.search.space import Parameter, Space, Values
 
 _WHOLE = r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)"
 
@@ -62,10 +65,21 @@ def space_of(
     return space
 
 
-def refuse_repetitions(space: Space) -> None:
-    """Raise ConfigError for an axis of seeds or folds, which are no hyperparameters."""
+def refuse_repetitions(space: Space, config_of: Callable[[Values], RunConfig]) -> None:
+    """Raise ConfigError for an axis of seeds or folds, which are no hyperparameters.
+
+    Choices of a group, or values that others refer to, may differ by nothing else either.
+    """
     for each in space.parameters:
-        if keys.meaning(each.name).varies == "repetition":
+        is_repeated = keys.meaning(each.name).varies == "repetition"
+        if not is_repeated and each.name not in keys.all_keys():
+            found = list[RunConfig]()
+            for values in space.variants(each):
+                with contextlib.suppress(ConfigError):  # of values that do not fit these others
+                    found.append(config_of(values))
+            whole = {digest(config, {}) for config in found}
+            is_repeated = len({digest(x, {}, but=REPEATED) for x in found}) < len(whole)
+        if is_repeated:
             raise ConfigError(
                 f"{each.name}: repeats a trial, and a search would choose the luckiest; give it one"
                 f" value, and repeat the best settings without search: -m {each.name}=..."

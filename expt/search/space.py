@@ -187,6 +187,12 @@ class Space:
                     break
         return found
 
+    def variants(self, parameter: Parameter) -> list[Values]:
+        """Return trials that differ by one parameter alone, as far as that is possible."""
+        required = self.requires(parameter)
+        chosen: list[Values] = [{**required, parameter.name: end} for end in parameter.ends]
+        return [self.point(own.get(p.name, p.at(0)) for p in self.parameters) for own in chosen]
+
     @property
     def labels(self) -> list[str]:
         """A unique name for each parameter: its own, or its own with its condition."""

@@ -254,6 +254,31 @@ def test_a_repetition_is_no_hyperparameter(words: str, is_condition: bool, tmp_p
     assert not (tmp_path / "search").exists()
 
 
+def test_choices_that_differ_by_their_seed_are_repetitions(tmp_path: Path) -> None:
+    for name, text in {"a": "seed: 0", "b": "seed: 1", "c": "seed: 1\nbatch_size: 32"}.items():
+        file = tmp_path / f"experiment/{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}\n")
+    given = ("search=random", "search.runs=1", "--config-dir", str(tmp_path))
+    words = (*given, f"hydra.sweep.dir={tmp_path / 'search'}", "hydra.launcher.dry_run=true")
+    with pytest.raises(ConfigError, match=r"^experiment: repeats a trial"):
+        expt.sweep("experiment=c,b,a", "optimizer.lr=interval(0.1,1)", *words)
+    assert expt.sweep("experiment=a,c", "optimizer.lr=interval(0.1,1)", *words) == []
+
+
+SCORING = """
+import expt
+from torch.nn.functional import cross_entropy
+
+class Scored(expt.Task):
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+    def measure(self, outputs, batch):
+        return {"score": (outputs.sum(), len(outputs))}
+"""
+
+
 @pytest.mark.slow
 def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture) -> None:
     table = tmp_path / "table.csv"
@@ -280,19 +305,6 @@ def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture
     assert said("dataset.train_limit=20").startswith("dataset.train_limit=")
     table.write_text(table.read_text() + "3,0\n")
     assert said("epochs=2") == "its dataset's files changed since"
-
-
-SCORING = """
-import expt
-from torch.nn.functional import cross_entropy
-
-class Scored(expt.Task):
-    def loss(self, outputs, batch):
-        return cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
-
-    def measure(self, outputs, batch):
-        return {"score": (outputs.sum(), len(outputs))}
-"""
 
 
 @pytest.mark.slow
