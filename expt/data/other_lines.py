@@ -66,10 +66,18 @@ def lines_of(path: Path, separator: str, rows: Sequence[int]) -> str:
     return f"remove {which} {', '.join(lines)} if {are} no data, or "
 
 
-def line_of(path: Path, separator: str, row: int) -> str:
-    """Return the line of a row, with its text."""
+def line_and_fix(path: Path, separator: str, row: int, names: Sequence[str]) -> tuple[str, str]:
+    """Return the line of a row with its text, and advice if it has other cells than `names`."""
     line, cells = next(itertools.islice(rows_of(path, separator), row + 1, None), (0, [""]))
-    return f"line {line} ({separator.join(cells)[:40]!r})"
+    sign, more = repr(separator), len(cells) - len(names)
+    if more == 1 and not cells[-1]:
+        fix = f"it ends with a {sign}, and line 1 does not; let both do it, or none"
+    elif more == -1 and names[-1].startswith("Unnamed: "):
+        fix = f"line 1 ends with a {sign}, and it does not; let both do it, or none"
+    else:
+        fix = f"a {sign} in a cell needs quotes"
+        fix += ", a decimal sign is a point" if separator == "," else ""
+    return f"line {line} ({separator.join(cells)[:40]!r})", fix
 
 
 def header_below(path: Path, name: str, separators: str) -> str:
@@ -152,8 +160,10 @@ class _LastRows:
         filled = [name for name, text in self._texts.items() if text]
         for name in filter(lambda name: is_word(self._texts[name]), filled):
             if (size := _named(self._batch[name])) and self._ends(name, size):
-                places = range(self._last + 1 - size, self._last + 1)
-                return dict.fromkeys(places, "is a total, or an end")
+                why = "is a total, or an end"
+                if size > 1:
+                    why += f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
+                return dict.fromkeys(range(self._last + 1 - size, self._last + 1), why)
         if len(filled) == 1 < self._batch.num_columns - 1 and self._is_note(filled[0]):
             why = "has a single cell that is not empty, and no other row has an empty one"
             return {self._last: why}

@@ -343,12 +343,10 @@ class _Csv(Table):
 
     def _fix(self, row: int) -> str:
         """Return advice for a row that is none, or has too few or too many cells."""
-        line = other_lines.line_of(self.path, self.separator, row)
+        line, fix = other_lines.line_and_fix(self.path, self.separator, row, self.names)
         if row not in self._unequal:
             return f"; remove {line}"
         named = ", ".join(self.names)[:60]
-        fix = f"a {self.separator!r} in a cell needs quotes"
-        fix += ", a decimal sign is a point" if self.separator == "," else ""
         return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
 
     def _read(
