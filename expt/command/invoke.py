@@ -230,12 +230,13 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
+    key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
+    folder = last_value(options.settings, key) or where
     if error.errno == errno.ENAMETOOLONG:
-        return ConfigError(f"{where}: {why}; shorten it")
+        is_below = str(where).startswith(str(folder))
+        return ConfigError(f"{f'{key}={folder}' if is_below else where}: {why}; shorten it")
     if not this.from_python and (reason := terminal.unwritten()):
         return RunFailed(f"{reason}; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{where or 'the run'}: {why}; what was saved before is kept")
-    key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
-    folder = last_value(options.settings, key) or where
     return ConfigError(f"{key}={folder}: {why}; choose another folder, e.g. {key}=FOLDER")

@@ -92,7 +92,7 @@ def _of_unknown_key(
     path: list[str], value: Any, shown: str, node: Mapping[str, Any], root: Any
 ) -> str:
     key = ".".join(path)
-    above, _, last = path[-1].rpartition(".")
+    above, _, last = path[-1].partition("[")[0].rpartition(".")
     if above:
         return f"{key}={shown}: a key of YAML is one name; write {last} below {above}"
     near = "".join(f" Did you mean '{each}'?" for each in _near(path, node, root))
@@ -167,7 +167,8 @@ def _fix(key: str, lines: Sequence[_Line], text: str | None) -> str:
         return f"{came}, and is a text; write '{key}=\"${{oc.decode:{text}}}\"'{also}"
     if isinstance(value, list):
         if "tuple" in wanted or any(line.of_element for line in lines):
-            return ""
+            text = next((each for each in value if isinstance(each, str)), None)
+            return "" if text is None else f"; {text!r} is a text"
         may_be_texts = not wanted <= {"bool", "int", "float"}
         are_meant = (each is None or _meant(each, wanted) is not None for each in value)
         values = ",".join(map(typed, value))

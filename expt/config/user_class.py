@@ -26,9 +26,9 @@ def resolve(path: str, base: type[T]) -> type[T]:
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
+        found = getattr(module, name, None)  # which may import more
     except (Exception, SystemExit) as error:  # SystemExit: of a script
         raise ConfigError(f"_target_={path}: {_of_import(module_name, error)}") from error
-    found = getattr(module, name, None)
     if found is None:
         near = did_you_mean(name, dir(module))
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{near}")

@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -155,7 +155,8 @@ def _trace(value: Any, seen: dict[int, object], most: int) -> Trace:
         parts = dict(value.named_modules())
         inside = {**seen, **{id(part): part for part in parts.values()}}
         return {
-            name: {**_traces(part, inside), **_parameters(part)} for name, part in parts.items()
+            name: {**_traces(part, inside), **_parameters(part, seen)}
+            for name, part in parts.items()
         }
     if isinstance(value, Mapping):
         some = [*value][:_OBJECTS]
@@ -168,8 +169,9 @@ def _trace(value: Any, seen: dict[int, object], most: int) -> Trace:
     return _of_object(value, seen, most)
 
 
-def _parameters(module: nn.Module) -> Traces:
-    return {name: digest(each) for name, each in module.named_parameters(recurse=False)}
+def _parameters(module: nn.Module, seen: Container[int]) -> Traces:
+    own = module.named_parameters(recurse=False)
+    return {name: digest(each) for name, each in own if id(each) not in seen}
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Trace:

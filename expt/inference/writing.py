@@ -10,11 +10,13 @@ import itertools
 import math
 import os
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from expt import machine
 from expt.errors import ConfigError, listed
 from expt.features import Answers, Feature
 from expt.late import Image, np
@@ -57,9 +59,9 @@ def new_folder(folder: Path, *, may_exist: bool = False) -> Iterator[Path]:
     ConfigError where it can't be made, or holds something and may not exist.
     """
     goal = folder.resolve()
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     with in_words(folder):
-        beside.mkdir()
+        beside = Path(tempfile.mkdtemp(prefix=f".{goal.name}.", suffix=".tmp", dir=goal.parent))
+        beside.chmod(0o777 & ~machine.umask())
     try:
         yield beside
         with in_words(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -219,7 +218,7 @@ class Pool:
         except ExptError as error:
             self._end(run, error)
         except KeyboardInterrupt:
-            pass  # the loop stops all runs, see signals.asked
+            signals.note_interrupt()  # the loop stops all runs, see signals.asked
         return True, False
 
     def _look_at_folders(self) -> None:
@@ -344,8 +343,11 @@ class Pool:
     def _cause(self, job: Job, failure: ExptError) -> ExptError:
         """Return why a run has failed: all that is wrong with its data, if it is that."""
         if job.check and isinstance(failure, DataError):
-            with contextlib.suppress(KeyboardInterrupt), signals.heeded_at_once():
-                job.check.wait()
+            try:
+                with signals.heeded_at_once():
+                    job.check.wait()
+            except KeyboardInterrupt:
+                signals.note_interrupt()
         if job.check and job.check.error:
             return job.check.error
         if self._asked_at is not None:  # a worker that has only just begun dies of the question

@@ -280,7 +280,8 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         reached = so_far(paths, record)
         if record.get("status") == RUNNING:  # else it has recorded its cost itself
             reached |= cost_until_now(record)
-        reached["status"], reached["error"] = status, str(error) or signals.interruption()
+        ended_by = "" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
+        reached["status"], reached["error"] = status, ended_by or signals.interruption()
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised

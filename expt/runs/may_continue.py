@@ -201,7 +201,7 @@ def _refuse_other_plan(source: Source, config: RunConfig) -> None:
         keep = f"scheduler.epochs={(then or 0) / per_epoch:.10g}"
     else:
         counts = scheduler.step_counts(steps_per_epoch=per_epoch, total_steps=total)
-        now = {**counts, **scheduler.kwargs}["total_steps"]
+        now = scheduler.kwargs.get("total_steps") or counts["total_steps"]
         keep = f"+scheduler.total_steps={then}"
     whose = "the schedule", "learning rates", f"keep its plan by {keep}, or "
     if then in (None, now):  # a task may have planned, too

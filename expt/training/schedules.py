@@ -156,17 +156,22 @@ def _custom_scheduler(
     """Build a custom schedule; refuse an interval that does not fit its class."""
     cls = user_class.resolve(config.target, LRScheduler)
     whose, counts = f"scheduler._target_={config.target}", _step_counts(cls, config, **length)
-    scheduler = user_class.construct(whose, cls, (optimizer,), {**counts, **config.kwargs})
+    scheduler = user_class.construct(whose, cls, (optimizer,), {**config.kwargs, **counts})
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
-    epochs = math.ceil(length["total_steps"] / length["steps_per_epoch"])
-    given = config.kwargs.get("total_steps", epochs)
-    if config.interval == "epoch" and isinstance(scheduler, OneCycleLR) and given != epochs:
+    if not isinstance(scheduler, OneCycleLR):
+        return scheduler
+    planned, steps = scheduler.total_steps, length["total_steps"]
+    epochs = math.ceil(steps / length["steps_per_epoch"])
+    if config.interval == "epoch" and planned != epochs:
         raise ConfigError(
-            f"{where} has total_steps={given}, but the run has {epochs} epochs; if total_steps"
-            " counts optimiser steps, use interval: step"
+            f"{where} has total_steps={planned}, but the run has {epochs} epochs; leave out its"
+            " length, or use interval: step if it counts optimiser steps"
         )
+    if config.interval == "step" and planned < steps:  # torch would raise after the last
+        fix = "leave out its length, or give it more"
+        raise ConfigError(f"{where} has total_steps={planned}, but the run has {steps}; {fix}")
     return scheduler
 
 
@@ -175,7 +180,8 @@ def _step_counts(cls: type, config: groups.TargetScheduler, **length: int) -> di
     known = config.step_counts(**length)
     parameters = inspect.signature(cls).parameters
     open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
-    return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
+    given = any(config.kwargs.get(key) is not None for key in known)
+    return {} if given else {key: known[key] for key in known if key in open_}
 
 
 def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:

@@ -207,9 +207,10 @@ class Snapshot:
 
     def _like(self, numbered: Sequence[str] = ()) -> Like:
         """Return the sharded tensors by key; a parameter stands for its optimizer state."""
-        parameters = map(self.learner.module.get_parameter, numbered)
+        named = dict(self.learner.module.named_parameters())  # weights of others are refused later
+        parameters = map(named.get, numbered)
         every = enumerate(parameters if numbered else members(self.learner.optimizer.param_groups))
-        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in every}
+        found: dict[str, Tensor | None] = {f"optimizer/state/{index}": one for index, one in every}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
             known = {} if module is None else module.state_dict()
             found |= {f"{key}/{name}": one for name, one in known.items()}

@@ -52,7 +52,7 @@ class _Sums(NamedTuple):
         mean = one.total * one.weight + other.total * other.weight
         mean = mean / (one.weight + other.weight or 1.0)
         room = near * (one.total.abs() + other.total.abs()) + 1e-9
-        stays = torch.allclose(self.twice.total, total, rtol=near)
+        stays = torch.allclose(self.twice.total, total, rtol=near, atol=0.0)
         return stays and bool(((total - mean).abs() <= room).all())
 
 
@@ -114,7 +114,7 @@ def _compare(
     if name in (LOSS, TRAINING):
         method = method_of(task, name)
     (total, weight), shared = sums.whole, sums.shared
-    is_divided = bool(total.any()) and torch.allclose(2 * shared.total, total, rtol=NEAR)
+    is_divided = bool(total.any()) and torch.allclose(2 * shared.total, total, rtol=NEAR, atol=0.0)
     if is_divided or (weight and abs(shared.weight / weight - 2) <= NEAR):
         raise ConfigError(
             f"{method} has batch.global_size in its {'sum' if is_divided else 'weight'}, where"

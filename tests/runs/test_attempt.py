@@ -165,6 +165,14 @@ def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
     assert (under_way["status"], failed["status"]) == ("lost", "failed")
 
 
+def test_an_error_without_words_is_no_interrupt(tmp_path: Path) -> None:
+    asked = gone_on_from(tmp_path / "run")
+    attempt(asked).begin()
+    record_end(asked.paths, AssertionError())
+    record = result_of_any(asked.paths)
+    assert (record["status"], record["error"]) == ("failed", "AssertionError()")
+
+
 def test_a_record_that_cannot_be_written_hides_no_error(tmp_path: Path, capsys: Capture) -> None:
     asked = request(tmp_path / "run")
     record_end(asked.paths, RunFailed("no"))  # its folder is gone

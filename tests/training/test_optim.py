@@ -413,12 +413,12 @@ OWN, ONE_CYCLE = f"{__name__}.Told", "torch.optim.lr_scheduler.OneCycleLR"
         (ONE_CYCLE, "step", {"max_lr": 0.1}, {"total_steps": TOTAL}),
         (ONE_CYCLE, "epoch", {"max_lr": 0.1}, {"total_steps": TOTAL // SPE}),
         (ONE_CYCLE, "step", {"max_lr": 0.1, "epochs": 9}, {"total_steps": 9 * SPE}),
-        (ONE_CYCLE, "epoch", {"max_lr": 0.1, "epochs": 9}, {"total_steps": 9}),
+        (ONE_CYCLE, "epoch", {"max_lr": 0.1, "total_steps": None}, {"total_steps": TOTAL // SPE}),
         (
             ONE_CYCLE,
             "step",
-            {"max_lr": 0.1, "epochs": 2, "steps_per_epoch": 7},
-            {"total_steps": 14},
+            {"max_lr": 0.1, "epochs": 20, "steps_per_epoch": 70},
+            {"total_steps": 1400},
         ),
     ],
 )
@@ -430,9 +430,22 @@ def test_an_own_scheduler_is_told_what_it_lacks(
     assert {key: found[key] for key in told} == told
 
 
-def test_an_interval_that_cannot_be_meant_is_refused() -> None:
-    config = scheduler("OneCycleLR", max_lr=0.1, total_steps=50)
-    with pytest.raises(ConfigError, match="has total_steps=50, but the run has 5 epochs;"):
+@pytest.mark.parametrize(
+    ("interval", "given", "has"),
+    [
+        ("epoch", {"total_steps": 50}, "total_steps=50, but the run has 5 epochs;"),
+        ("epoch", {"epochs": 5, "steps_per_epoch": SPE}, f"={5 * SPE}, but the run has 5 epochs;"),
+        ("epoch", {"epochs": 3}, "total_steps=3, but the run has 5 epochs;"),
+        ("step", {"epochs": 3}, f"total_steps={3 * SPE}, but the run has {TOTAL};"),
+    ],
+)
+def test_a_cycle_that_cannot_be_of_the_run_is_refused(
+    interval: Any, given: dict[str, int], has: str
+) -> None:
+    config = schema.TargetScheduler(
+        target=ONE_CYCLE, interval=interval, kwargs={"max_lr": 0.1, **given}
+    )
+    with pytest.raises(ConfigError, match=has):
         scheduled(config, sgd())
 
 

@@ -157,6 +157,18 @@ class Remembering(Net):
         self.seen = state
 
 
+class Listed(Net):
+    """Has its layer in a sequence that is in a plain list, too."""
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.stages = [nn.Sequential(nn.Flatten(), self.layer)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.stages[0](x)
+        return outputs
+
+
 calls = 0
 
 

@@ -59,6 +59,7 @@ def of(name: str) -> tuple[str, ...]:
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
         ("Remembering", set()),
+        ("Listed", set()),
         ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
         ("OnLayer", {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))}),
         ("Unfreezing", set()),
@@ -390,6 +391,7 @@ def test_other_sums_train(task: expt.Task, warns: bool, capsys: Capture) -> None
 
 
 def test_a_weight_of_all_workers_is_refused() -> None:
+    check(Task(lambda outputs, batch: (1e-12 * each(outputs, batch).sum(), len(outputs))))
     with pytest.raises(ConfigError, match=r"Task.loss .*global_size"):
         check(Task(lambda outputs, batch: (each(outputs, batch).sum(), batch.global_size)))
     with pytest.raises(ConfigError, match=r"Task.loss .*global_size"):
