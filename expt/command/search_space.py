@@ -164,8 +164,11 @@ class _Reader:
     def conditional(self, condition: Condition, space: Space) -> Iterator[Parameter]:
         """Yield the axis of a condition, unless all trials have another choice."""
         parameter = self.axis(condition.axis)
-        several = (each.choices for each in space.parameters if each.name == condition.name)
-        choices = [*itertools.chain(*several)]
+        searched = [each for each in space.parameters if each.name == condition.name]
+        choices = [*itertools.chain(*(each.choices for each in searched))]
+        if searched and not choices:
+            why = f"{condition.name} is searched as numbers; list them, {condition.name}=A,B"
+            raise ConfigError(f"{condition.word}: {why}")
         if choices:
             choice = next((x for x in choices if unquoted(x) == unquoted(condition.choice)), None)
             if choice is None:

@@ -45,7 +45,7 @@ _FEW = 5
 
 def rows_of(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the cells of each row and the line where it ends, the header's first."""
-    wrong = csv.Error, UnicodeDecodeError  # what follows is not read
+    wrong = csv.Error, UnicodeDecodeError  # the rest is not read
     with path.open(encoding="utf-8-sig", newline="") as text, contextlib.suppress(*wrong):
         reader = csv.reader(text, delimiter=separator)
         for cells in reader:

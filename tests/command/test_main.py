@@ -143,6 +143,8 @@ REFUSED = {
     "-m search=random lr=interval(0.1,1)": "",
     "-m search=random optimizer.lr=interval(1)": "",
     "-m search=random model=mlp,convnet search.when=[model=mlp:model.hiden=[32]]": "",
+    "-m search=random seed=1 model.dropout=interval(0,0.5)"
+    " search.when=['model.dropout=0:optimizer.lr=0.1,0.2']": "is searched as numbers",
 }
 """Commands that are no more than a mistake, and what their one line holds."""
 
