@@ -102,7 +102,10 @@ def required(cls: type) -> set[str]:
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    found = inspect.signature(cls).parameters
+    try:
+        found = inspect.signature(cls).parameters
+    except ValueError:  # of a compiled class
+        return {}
     if _takes_any(found) and "__init__" in vars(cls):  # its __new__ may take anything
         _, *own = inspect.signature(cls.__init__).parameters.items()  # type: ignore[misc]
         return dict(own)

@@ -128,7 +128,9 @@ class Checksums:
 
     def refuse_changed(self, path: str | Path) -> None:
         """Raise DataError for a file that holds something else than when it was read before."""
-        if (last := self.last_of(path)) and self.of(path) != last:
+        state, last = self._last(path)
+        if last and self.of(path) != last:
+            self.put(_key_of(path), f"{state}|{last}")  # it is refused again
             raise DataError(f"{path} has changed since the run began; put it back")
 
     def get(self, key: str) -> str | None:

@@ -389,7 +389,11 @@ class StreamLoader(_Loader):
         """Read the samples before a position; warn of how long it takes."""
         began, is_told = time.monotonic(), self._options.shard.rank > 0
         while stream.position < position:
-            stream.take(min(_AT_A_TIME, position - stream.position))
+            if not stream.take(min(_AT_A_TIME, position - stream.position)):
+                raise DataError(
+                    f"{type(self._reading.dataset).__name__}: gives {stream.position:,} samples in"
+                    f" this pass, of which {position:,} were seen; give it those that it had"
+                )
             took_s = time.monotonic() - began
             if not is_told and (took_s > _SOON_S or stream.position == position):
                 is_told = True

@@ -121,14 +121,16 @@ class OwnCollate:
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return a batch."""
-        first = copy.deepcopy(samples[:1]) if self._paths is None else []
+        first = list[Any]()
+        with contextlib.suppress(Exception):  # a sample may hold an open file
+            first = copy.deepcopy(samples[:1]) if self._paths is None else first
         batch = self._collate(samples)
         if self._paths is None:
             self._paths = frozenset(self._found(first, len(samples), dict(_lengths(batch))))
         return _marked(batch, self._paths) if self._paths else batch
 
     def _found(self, first: list[Any], size: int, lengths: dict[_Path, int]) -> Iterator[_Path]:
-        if size not in lengths.values():
+        if not first or size not in lengths.values():
             return
         other = 2 if size == 1 else 1
         with preserved_generators(), contextlib.suppress(Exception):  # it may want several samples

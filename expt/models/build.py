@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils import parametrize
 
 from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError, did_you_mean, listed
@@ -168,7 +169,11 @@ def initialise(module: nn.Module, config: groups.Init) -> None:
         draw = functools.partial(kaiming, mode=config.mode, nonlinearity="relu")
     for layer in module.modules():
         if isinstance(layer, INITIALISED):
-            draw(layer.weight)
+            if parametrize.is_parametrized(layer, "weight"):  # as by weight_norm
+                with torch.no_grad():
+                    layer.weight = draw(layer.weight.clone())
+            else:
+                draw(layer.weight)
             if config.zero_bias and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 

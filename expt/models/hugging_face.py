@@ -259,7 +259,8 @@ def _try(
             if not torch.allclose(module.model(input_ids=ids, labels=ids).loss, loss, rtol=1e-4):
                 what = "next tokens, such as with a router's part; expt trains by the cross-entropy"
                 module.notes.append(f"its own loss is other than the cross-entropy of the {what}")
-    theirs = [str(each) for each in (module.base["config"].get("id2label") or {}).values()]
+    named = module.base["config"].get("id2label") or {}
+    theirs = [str(named[number]) for number in sorted(named, key=int)]
     ours = [*features.targets.names]
     if config.pretrained and theirs != ours and sorted(theirs) == sorted(ours):
         module.notes.append(f"its head has other places for the classes: {listed(theirs)}")

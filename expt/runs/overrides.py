@@ -87,12 +87,10 @@ def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
 
     Keys of a group whose choice is typed are left out: they may not be there.
     """
-    own = {*map(key_of, typed)} | _NOT_INHERITED
-    mappings = {key_of(word) for word in typed if _names_keys(word)}
+    replaced = {key_of(word) for word in typed if not _names_keys(word)} | _NOT_INHERITED
 
     def is_inherited(word: str) -> bool:
-        names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
-        return not (names - mappings if _names_keys(word) else names) & own
+        return not {key_of(word), re.split(r"[./]", key_of(word))[0]} & replaced
 
     return for_strategy(filter(is_inherited, arguments), typed)
 

@@ -11,6 +11,7 @@ from expt.config.constraints import STRICT, Key, Target
 from expt.config.kinds import Metric, own_metrics
 from expt.errors import ConfigError
 from expt.features import Anything, Feature
+from expt.runs import tags
 from expt.tasks.task import Facts, Task
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class Config(Target):
         """Return the names of metrics that can't be tags."""
         return [
             f"task.metrics.{name}: is not a name for a metric; use letters, digits and underscores,"
-            " and not loss, which is always there"
+            " and not loss or another tag that expt writes"
             for name in self.metrics
-            if name == "loss" or not name.isidentifier()
+            if name == "loss" or name in tags.OF_EXPT or not name.isidentifier()
         ]
 
     def outputs(self, targets: Feature) -> Feature:

@@ -17,6 +17,7 @@ from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, described, is_out_of_memory, listed, require, warn
 from expt.features import Anything, Feature
+from expt.runs import tags
 from expt.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -207,6 +208,8 @@ def build(
     metrics: dict[str, Metric] = {}
     for name, config in configured.items():
         with _explained(name):
+            if name in tags.OF_EXPT:
+                raise ConfigError("is a tag that expt writes; choose another name")
             metrics[name] = user_class.build(config.target, Metric, **config.kwargs).to(device)  # type: ignore[type-abstract]
             if not metrics[name].sync_on_compute:
                 raise ConfigError(

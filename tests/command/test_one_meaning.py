@@ -65,6 +65,13 @@ def test_mappings_of_one_key_are_combined_and_all_count() -> None:
     ]  # fmt: skip
     assert as_dict(runs[1])["dataset.augment"] == {"flip": True, "crop_padding": 2}
     assert inherited([FLIP, "seed=3"], [CROP, "seed=4"]) == [FLIP], "of a fork too"
+    for words, typed in (
+        (["optimizer=adamw", "optimizer.weight_decay=0.1"], "optimizer={lr: 0.01}"),
+        (["checkpoint.keep_best=3"], "checkpoint={keep: 4}"),
+        (["early_stop={metric: loss/val, patience: 5}"], "early_stop.patience=3"),
+    ):
+        assert inherited(words, [typed]) == words
+    assert inherited(["optimizer={lr: 0.1}"], ["optimizer=adam"]) == []
 
 
 @pytest.mark.parametrize("more", ["early_stop.threshold=0.1", "early_stop={threshold: 0.1}"])

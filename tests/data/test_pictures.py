@@ -195,6 +195,16 @@ def test_pictures_whose_content_is_not_known_are_looked_at_each_for_itself(tmp_p
             assert look_at(sums, "now", samples, see, threads=1, key=unknown) == {"turned": 2}
 
 
+def test_a_file_that_has_changed_is_refused_each_time_that_it_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", PIXELS)
+    with Checksums.below(tmp_path) as sums:
+        sums.of(path)
+        save(tmp_path / "a.png", PIXELS[::-1])
+        for _ in range(2):
+            with pytest.raises(DataError, match="has changed"):
+                sums.refuse_changed(path)
+
+
 def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
     bad = str(tmp_path / "a.png"), str(tmp_path / "b.png")
     for path in bad:

@@ -322,6 +322,18 @@ def test_it_goes_on_where_its_state_was_kept(kind: type, readers: int, capsys: C
             data_of(kind).train.load_state_dict(again.state_dict())
 
 
+@pytest.mark.parametrize("size", [1, 9])
+def test_a_pass_that_has_become_shorter_is_refused(size: int) -> None:
+    """And is not waited for."""
+    uncut = data_of(Numbers).train
+    [*uncut.epoch(1)]
+    again = data_of(Numbers, own={"train": {"train": True, "size": size}}).train
+    assert isinstance(again, StreamLoader)
+    again.load_state_dict(uncut.state_dict())
+    with pytest.raises(DataError, match=f"gives {size} samples in this pass"):
+        next(again.epoch(2))
+
+
 def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None:
     own = {"augment": Augment(crop_padding=2, flip=True), "mean": (0.5,), "std": (0.5,)}
     one = data_of(Pictures, mixup=0.4, own=own)

@@ -119,6 +119,10 @@ def test_a_head_with_other_places_for_the_classes_is_noted(last: str, tmp_path: 
     folder = save(tmp_path, "BertForSequenceClassification", id2label=names)
     notes = model_of(folder).notes
     assert [note.endswith("fair, bad, good") for note in notes] == [True] * (last == "good")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = dict(reversed(config["id2label"].items()))  # as texts are ordered
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_of(folder).notes == notes
 
 
 def test_a_causal_model_gives_logits_of_tokens(llama: Path, bert: Path) -> None:

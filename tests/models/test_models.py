@@ -357,6 +357,16 @@ def test_orthogonal_rows_have_the_length_of_the_gain() -> None:
     assert linear.bias.any()
 
 
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_weights_that_are_computed_are_drawn_too(name: str) -> None:
+    layer = getattr(nn.utils.parametrizations, name)(nn.Linear(6, 6))
+    before = layer.weight.detach().clone()
+    initialise(layer, groups.NormalInit(name="normal", std=1.0, zero_bias=False))
+    assert not torch.allclose(layer.weight, before)
+    if name == "weight_norm":
+        assert layer.weight.std() > 0.6
+
+
 def test_default_draws_nothing() -> None:
     plain = nn.Linear(3, 3)
     before, state = plain.weight.clone(), torch.get_rng_state()

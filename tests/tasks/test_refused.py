@@ -33,6 +33,7 @@ CASES = {
     f"{TABLE} task=multilabel dataset.standardise_targets=true": "=true: is of numbers to predict",
     "task.class_weights=[0,0]": "task.class_weights: all are 0",
     "task.class_weights=[1,-1]": "task.class_weights",
+    "task='{_target_: a.B, metrics: {ranks: min}}' objective=ranks/val": "task.metrics.ranks: ",
     "mixup=0": "mixup=0",
     f"{TABLE} mixup=0.2": "mixup=0.2: works with task=classification only; use mixup=null",
     "task.class_weights=balanced dataset.sampling=balanced": "evens the classes out too; "
