@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.conf_files import groups, keys_in_yaml, lineage, options, own_folders
+from expt.command.conf_files import groups, keys_in_yaml, keys_of, lineage, options, own_folders
 from expt.command.mistakes import unknown_option
 from expt.command.words import WORDS, options_of
 from expt.config import conf_dir, read_yaml
@@ -138,13 +138,17 @@ def _common(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -
 
 
 def _of_choices(
-    words: Sequence[str], folders: Sequence[Path], choices: Collection[str]
+    words: Sequence[str], folders: Sequence[Path], choices: Mapping[str, Sequence[str]]
 ) -> Iterator[Section]:
     """Yield the chosen option of each group with its description, and its rows."""
     defaults = read_yaml(conf_dir() / "config.yaml")["defaults"]
     chosen = dict(pair for each in defaults if isinstance(each, dict) for pair in each.items())
     typed = (word.partition("=") for word in words)
     chosen |= {group: name for group, _, name in typed if name and group in choices}
+    for group, _, key in (word.partition(".") for word in words if "=" not in word):
+        having = [name for name in choices.get(group, ()) if _has(group, name, key)] if key else []
+        if having and chosen[group] not in having:
+            chosen[group] = ",".join(having)
     for group, names in chosen.items():
         if not names or group.startswith("override "):
             continue
@@ -154,6 +158,11 @@ def _of_choices(
             lines = path.read_text(encoding="utf-8").splitlines()
             about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
             yield Section(f"{group}={name}", " ".join(about), rows_of(path))
+
+
+def _has(group: str, name: str, key: str) -> bool:
+    """Return whether a choice of a group has the key, or one below it."""
+    return any(f"{each}.".startswith(f"{group}.{key}.") for each in keys_of(group, name))
 
 
 def _with_effect(row: Row, *, of_changes: bool = True) -> Row:

@@ -112,13 +112,15 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
 
 def never_measured(config: RunConfig, length: Length) -> Unreached:
     """Return metrics that no evaluation gets to. Raise ConfigError for the objective."""
-    found = {name: n for name, n in every_of(config.task).items() if n > length.evaluations}
+    earlier = length.forked // (length.per_evaluation or math.inf)
+    every = every_of(config.task).items()
+    found = {name: n for name, n in every if length.evaluations // n <= earlier // n}
     name, _, split = config.objective.partition("/")
     if name in found and split == config.eval_split:
         raise ConfigError(
             f"task.metrics.{name}.every={found[name]}: objective={config.objective} is never"
-            f" measured in {_amount(length.evaluations, 'evaluations')}; use less, or another"
-            " objective"
+            f" measured in {_amount(length.has('own evaluations'), 'evaluations')}; use less, or"
+            " another objective"
         )
     return {f"task.metrics.{name}.every": ("evaluations", n) for name, n in found.items()}
 

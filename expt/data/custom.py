@@ -31,6 +31,7 @@ from expt.features.feature import labelled
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
 
+_ROUNDING = 1e-3  # of the sum of shares
 _SOME = 8  # samples, whose targets say where all are
 
 
@@ -293,6 +294,9 @@ def _collated(
         return inputs, targets.long()
     if not are_images:
         if is_tensor and targets.shape[1:] == (classes,):
+            if not ((targets >= 0).all() and ((targets.sum(1) - 1).abs() <= _ROUNDING).all()):
+                why = "are negative, or do not add up to 1 in each sample"
+                raise DataError(f"collate makes shares of classes that {why}; correct them")
             return inputs, targets.float()
         also = f", or shares of the classes, [samples, {classes}]"
     raise DataError(

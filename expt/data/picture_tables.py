@@ -24,7 +24,7 @@ from expt.data.plain_text import composed
 from expt.data.rows import Rows, Wanted, read_rows, rows_of, targets_as_trained
 from expt.data.table_files import SUFFIXES, Damaged, Table, Uses, open_table
 from expt.errors import ConfigError, DataError, ExptError, absent, did_you_mean, listed
-from expt.features import Anything, Classes, Feature, Features, Labels
+from expt.features import Anything, Classes, Feature, Features, Labels, Numbers
 from expt.late import pa
 
 _HEAD = 1000
@@ -244,7 +244,7 @@ class Listed(NamedTuple):
             has = f"{path} has {listed(others)} next to {column}"
             near = did_you_mean(missing[0], others)
             raise ConfigError(f"dataset.target={missing[0]}: {has}.{near}")
-        if not names or (len(names) > 1 and not target and takes is not Labels):
+        if not names or (len(names) > 1 and not target and takes not in (Labels, Numbers)):
             has = f"has {listed(names) or 'nothing'} next to {column}, which names pictures"
             fix = f"name one to predict, e.g. dataset.target={names[0]}" if names else "add labels"
             raise ConfigError(f"dataset.labels={path}: {has}; {fix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,10 +108,12 @@ def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
     total = values.clone()
     dist.all_reduce(total)
     if largest:
-        peaks = values[-largest:].clone()
-        dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        # Gloo's largest of a number and nan is one or the other; their sum is nan.
-        total[-largest:] = torch.where(total[-largest:].isnan(), torch.nan, peaks)
+        peaks = values[-largest:]
+        # Gloo's largest of a number and nan is one or the other.
+        numbers = peaks.nan_to_num(-math.inf, math.inf, -math.inf)
+        both = torch.cat((numbers, peaks.isnan().to(peaks)))
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        total[-largest:] = torch.where(both[largest:] > 0, torch.nan, both[:largest])
     return total
 
 

@@ -205,6 +205,7 @@ class Run:
         first_weights.refuse_other(self.config, self.data.info, saved)
         if is_fork:  # best and early stopping begin again
             self.history.log(saved["last"])
+            self.history.evaluations = saved["evaluations"]
         else:
             self.snapshot.load_state_dict(saved)
             self._load_numbers(saved)

@@ -51,6 +51,9 @@ class Pictures(Dataset[Any]):
         targets: dict[str, Any] = {
             "fractions": labels + 0.7,
             "shares": torch.eye(2)[labels],
+            "percent": 100 * torch.eye(2)[labels],
+            "negative": 3 * torch.eye(2)[labels] - 1,
+            "nan": torch.eye(2)[labels] * float("nan"),
             "no targets": None,
         }
         if self.kind == "nothing":
@@ -155,6 +158,13 @@ def test_shares_of_classes_are_taken_but_for_pictures() -> None:
     assert set(targets.flatten().tolist()) != {0.0, 1.0}
     with pytest.raises(DataError, match=r"float32 \[\d, 2\]; let them be class numbers"):
         batches("shares")
+
+
+@pytest.mark.parametrize("kind", ["percent", "negative", "nan"])
+def test_shares_that_are_none_are_refused(kind: str) -> None:
+    load, options = opened(kind, "Rows").train.load, LoaderOptions(batch_size=8, device=CPU)
+    with pytest.raises(DataError, match="shares of classes that are negative, or do not add up"):
+        next(load(torch.arange(8), options).epoch(1))
 
 
 @pytest.mark.parametrize("samples", [2, 4])

@@ -106,6 +106,14 @@ def test_classes_that_differ_only_in_case_are_reported(
     assert f"'{name.title()}', '{name}'" in capsys.readouterr().err
 
 
+def test_all_other_columns_are_numbers_to_predict(root: Path) -> None:
+    lines = [f"p{x:02},{x},{x / 2}" for x in range(12)]
+    (root / "wide.csv").write_text("\n".join(["id,a,b", *lines]))
+    data = built(root, "dataset.labels=wide.csv task=regression")
+    assert data.info.features.targets.names == ("a", "b")
+    assert read(data) == {x: [x, x / 2] for x in range(12)}
+
+
 def test_columns_of_0_and_1_are_labels_and_a_run_names_those_of_another_list(root: Path) -> None:
     lines = [f"p{x:02},{x % 2},{int(x < 3)}" for x in range(12)]
     (root / "wide.csv").write_text("\n".join(["id,odd,few", *lines]))

@@ -116,16 +116,17 @@ def test_ranks_agree(bucket_bytes: int, tmp_path: Path, monkeypatch: Patch) -> N
 
 
 def largest_of_three(worker: Worker) -> list[float]:
-    """Of numbers of which rank 0, rank 2 and nobody has nan."""
-    mine = torch.tensor([1.0, worker.rank, worker.rank, worker.rank], device=worker.device)
+    """Of numbers of which rank 0, rank 2 and nobody has nan, and of infinities of both signs."""
+    mine = torch.tensor([1.0, worker.rank, worker.rank, worker.rank, 0], device=worker.device)
     mine[[1, 3, 2][worker.rank]] = [math.nan, 3.0, math.nan][worker.rank]
-    found: list[float] = collectives.sum_across_workers(mine, largest=3).tolist()
+    mine[4] = [math.inf, -math.inf, 0.0][worker.rank]
+    found: list[float] = collectives.sum_across_workers(mine, largest=4).tolist()
     return found
 
 
 def test_a_nan_of_any_worker_is_the_largest(tmp_path: Path) -> None:
     for found in together(tmp_path, 3, largest_of_three):
-        assert found == pytest.approx([3.0, math.nan, math.nan, 3.0], nan_ok=True)
+        assert found == pytest.approx([3.0, math.nan, math.nan, 3.0, math.inf], nan_ok=True)
 
 
 def test_a_single_worker_talks_to_itself() -> None:

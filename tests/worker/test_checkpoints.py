@@ -374,6 +374,17 @@ def test_killed_fork_is_still_a_fork(
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
 
 
+def test_a_fork_measures_rare_metrics_where_its_parent_does(forking: Forking) -> None:
+    metrics = "{cheap: max, dear: {better: max, every: 3}}"
+    task = f"+task={{_target_: tests.worker.own_tasks.Dear, metrics: {metrics}}}"
+    words = ("~task", task, *as_typed("objective=loss/val epochs=5"))
+    words += as_typed("dataset.train_limit=64 batch_size=32 checkpoint.keep=9")
+    parent = forking(*words, name="parent")
+    fork = forking(*words, "fork=parent@4", name="fork")
+    assert [step for step, _ in parent.curve("dear/val")] == [6]
+    assert fork.curve("dear/val") == parent.curve("dear/val")
+
+
 def test_another_optimizer_begins_anew_and_rank_0_says_so(
     forking: Forking, capsys: Capture
 ) -> None:
