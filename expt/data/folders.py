@@ -25,19 +25,19 @@ _UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw
 def files_below(folder: str | Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     """Return the files with such names in a folder and below it, each folder's sorted.
 
-    Hidden files and folders are left out. Linked folders are followed, but not in circles. Raises
-    DataError for a folder that can't be read.
+    Hidden files and folders are left out. Linked folders are followed, but not in circles. Warns
+    of a folder that can't be read.
     """
     found = []
-    for where, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+    for where, folders, names in os.walk(folder, onerror=_warn_of_unreadable, followlinks=True):
         folders[:] = [name for name in _shown(folders) if not _leads_back(where, name)]
         found.append((where, of_suffix(_shown(names), suffixes)))
     return [os.path.join(where, name) for where, names in sorted(found) for name in sorted(names)]
 
 
-def _refuse(error: OSError) -> None:
+def _warn_of_unreadable(error: OSError) -> None:
     if error.filename and os.path.isdir(error.filename):
-        raise DataError(f"{error.filename}: {error.strerror}; make it readable, or move it away")
+        warn_once(f"{error.filename}: {error.strerror}, so its files are left out")
 
 
 def _shown(names: Iterable[str]) -> list[str]:

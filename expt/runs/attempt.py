@@ -270,11 +270,12 @@ def take_back(request: RunRequest, error: BaseException) -> None:
 def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
-    A resumed run that was refused is put back.
+    A resumed run that was refused, or interrupted before its first step, is put back.
     """
-    status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
+    is_interrupted = isinstance(error, KeyboardInterrupt | Interrupted)
+    status = INTERRUPTED if is_interrupted else FAILED
     try:
-        if isinstance(error, ConfigError) and Rollback(paths).restore():
+        if (is_interrupted or isinstance(error, ConfigError)) and Rollback(paths).restore():
             return
         record = read_result(paths)
         reached = so_far(paths, record)

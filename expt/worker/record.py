@@ -43,7 +43,8 @@ def tagged(
 class Record:
     """The record of a run; only rank 0 `writes` files.
 
-    `classes` are the run's custom ones, and `path` was `sys.path` before their import.
+    `classes` are the run's custom ones, and `path` was `sys.path` before their import. Where a run
+    `is_done` that begins, its earlier record is put back if it is interrupted.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class Record:
         observer: Dashboard,
         *,
         writes: bool,
+        is_done: bool = False,
         classes: Sequence[str] = (),
         path: Sequence[str] | None = None,
     ) -> None:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
-        if writes:  # from here on the earlier record is not restored
+        if writes and not is_done:  # from here on the earlier record is not restored
             Rollback(paths).commit()
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.for_checkpoint(read_result(paths)) if writes else {}
@@ -141,6 +143,8 @@ class Record:
         resumable = {} if status == COMPLETED else {"resumable": True}
         spent = cost_until_now(read_result(self._paths)) if self._metrics else {}
         self.result(status=status, **resumable, **outcome, **spent, **self._imported())
+        if self._metrics:
+            Rollback(self._paths).commit()
         return status
 
     def _imported(self) -> Mapping[str, Any]:

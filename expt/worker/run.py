@@ -159,7 +159,7 @@ class Run:
         self.observer = observe(config, events, self.data, self.learner, position)
         self.record = Record(
             self.paths, position, self.history, self.observer,
-            writes=writes, classes=own_code.targets(config), path=self._path,
+            writes=writes, is_done=self.is_done, classes=own_code.targets(config), path=self._path,
         )  # fmt: skip
         self.judge = Judge(
             config, self.data, self.learner, position, self.worker, self._batch_checks,

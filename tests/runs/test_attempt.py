@@ -233,13 +233,18 @@ def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: 
     assert "search" not in read_result(asked.paths), "a run of other settings"
 
 
-def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [DataError("it has other samples"), Interrupted("Ctrl-C"), KeyboardInterrupt()]
+)
+def test_where_it_ends_before_its_first_step_all_is_as_before(
+    error: BaseException, tmp_path: Path
+) -> None:
     asked = gone_on_from(tmp_path / "run")
     before = contents(tmp_path)
     for _ in range(2):
         assert attempt(asked).begin() == asked.paths.last
         assert asked.paths.metrics.read_bytes() == b""
-    record_end(asked.paths, DataError("it has other samples"))
+    record_end(asked.paths, error)
     assert contents(tmp_path) == before
     elsewhere = request(tmp_path / "other", resume=str(asked.paths.folder))
     attempt(elsewhere).begin()

@@ -15,8 +15,10 @@ from torch.nn import functional
 from expt import progress
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
+from expt.runs.attempt import Rollback
 from expt.training.loop import evaluate
 from expt.worker import build
+from expt.worker.record import Record
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.data.test_build import write_folder
@@ -342,3 +344,15 @@ def test_the_average_is_evaluated_saved_and_tested(train_alone: TrainAlone) -> N
     done.run.snapshot.load_weights(best)
     assert done.result["metrics"]["loss/test"] == pytest.approx(tested, abs=1e-6)
     assert tested == measured(learner.ema.module, done.run, "test")[0], "of the best"
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_finished_run_keeps_its_record_until_it_is_tested_again(
+    is_done: bool, train_alone: TrainAlone
+) -> None:
+    run = train_alone("max_steps=2").run
+    Rollback(run.paths).save()
+    record = Record(run.paths, run.position, run.history, Observer(), writes=True, is_done=is_done)
+    assert run.paths.before.exists() is is_done
+    record.end("completed", {})
+    assert not run.paths.before.exists()
