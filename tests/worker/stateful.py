@@ -147,7 +147,8 @@ class Remembering(Net):
         self.seen = torch.zeros(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = torch.cat((self.seen, x.detach().flatten()[: self.training]))
+        first = x.detach().flatten()[: self.training]
+        self.seen = torch.cat((self.seen.to(first), first))
         return super().forward(x)
 
     def get_extra_state(self) -> Tensor:
