@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar", "command.hydra_part")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_985, 246, 51_800
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 51_987, 246, 51_800
 MAX_LINES = {
     "command": 6_736, "config": 3_777, "dashboards": 1_885, "data": 10_718, "features": 1_177,
     "inference": 2_372, "launch": 3_138, "models": 1_447, "planning": 270, "python": 722,
-    "runs": 6_351, "search": 1_628, "tasks": 1_713, "training": 3_721, "worker": 4_894,
+    "runs": 6_351, "search": 1_628, "tasks": 1_714, "training": 3_722, "worker": 4_894,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

@@ -167,8 +167,8 @@ def _fix(key: str, lines: Sequence[_Line], text: str | None) -> str:
         return f"{came}, and is a text; write '{key}=\"${{oc.decode:{text}}}\"'{also}"
     if isinstance(value, list):
         if "tuple" in wanted or any(line.of_element for line in lines):
-            text = next((each for each in value if isinstance(each, str)), None)
-            return "" if text is None else f"; {text!r} is a text"
+            texts = [each for each in value if isinstance(each, str)]
+            return f"; {texts[0]!r} is a text" if texts else ""
         may_be_texts = not wanted <= {"bool", "int", "float"}
         are_meant = (each is None or _meant(each, wanted) is not None for each in value)
         values = ",".join(map(typed, value))

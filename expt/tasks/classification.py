@@ -76,6 +76,12 @@ class Config(TaskConfig):
         return [sum(counts) / len(counts) / count for count in counts]
 
 
+def _compared(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return logits, and the labels or shares of classes in the type that cross-entropy wants."""
+    logits, labels = at_least_single(outputs), batch.targets
+    return logits, labels if labels.dim() == 1 else labels.to(logits)
+
+
 class Classification(Task):
     """Cross-entropy of logits [B, num_classes] and labels [B], and accuracy.
 
@@ -119,17 +125,12 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32 or float64."""
-        logits, labels = at_least_single(outputs), batch.targets
-        if labels.dim() == 2:
-            labels = labels.to(logits)
+        logits, labels = _compared(outputs, batch)
         return functional.cross_entropy(logits, labels, reduction="sum"), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it with label smoothing and class weights."""
-        logits, labels = at_least_single(outputs), batch.targets
-        are_shares = labels.dim() == 2
-        if are_shares:
-            labels = labels.to(logits)
+        logits, labels = _compared(outputs, batch)
         weights = self.class_weights
         if weights is not None:
             weights = self.class_weights = weights.to(logits)  # once
@@ -138,7 +139,7 @@ class Classification(Task):
         )
         if weights is None:
             return total, outputs.shape[0]
-        return total, (labels @ weights if are_shares else weights[labels]).sum()
+        return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return how many are right, and how many of each class where a metric needs that."""

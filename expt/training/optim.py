@@ -100,7 +100,8 @@ def _of_torch(
     cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
     optimizer: Optimizer = guard(cls)(chosen, **settings)
     fill_momentum(optimizer)
-    if not all(one.requires_grad for one in every):  # custom code may train them later
+    if config.name == "sgd" and not all(one.requires_grad for one in every):
+        # Custom code may train them later.
         optimizer.register_step_pre_hook(lambda optimizer, *_: fill_momentum(optimizer))
     return optimizer
 
